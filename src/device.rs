@@ -1,0 +1,1 @@
+//! Where a model runs: device choice and capabilities.

@@ -1,0 +1,1 @@
+//! Remote models: listing, variants, resumable verified download into `store`.

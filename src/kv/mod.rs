@@ -1,0 +1,1 @@
+//! The KV cache: blocks (integers) and pages (tensors).

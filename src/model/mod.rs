@@ -1,0 +1,1 @@
+//! Configs, weight names and the one forward pass.

@@ -1,0 +1,1 @@
+//! Layers: weights with their forward functions, made of `ops`.

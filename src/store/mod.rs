@@ -1,0 +1,1 @@
+//! Local models: layout on disk, names and resolution, registry file, list, add, remove.

@@ -1,0 +1,1 @@
+//! Logs: subscriber set-up.

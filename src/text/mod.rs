@@ -1,0 +1,1 @@
+//! Strings: tokenizers, streaming detokenizer, chat templates, stop texts. Knows nothing of tensors.

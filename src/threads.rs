@@ -1,0 +1,1 @@
+//! The process's compute pool.

@@ -1,0 +1,3 @@
+//! Integration tests: one binary, so that it links once.
+
+
