@@ -30,6 +30,15 @@ pub fn soft_cap(ctx: &Context, x: &mut Tensor, cap: f32) {
     in_parts(ctx, x, |part, _| cpu::soft_cap(ctx.level(), part, cap));
 }
 
+/// Rows `rows` of `x`, in that order, as a new tensor.
+pub fn select_rows(ctx: &Context, x: &Tensor, rows: &[usize]) -> Tensor {
+    let mut y = ctx.uninit(rows.len(), x.cols());
+    for (out, &row) in y.as_mut_slice().chunks_exact_mut(x.cols().max(1)).zip(rows) {
+        out.copy_from_slice(x.row(row));
+    }
+    y
+}
+
 /// Calls `work(part, first element)` over row ranges of `x`.
 fn in_parts(ctx: &Context, x: &mut Tensor, work: impl Fn(&mut [f32], usize) + Sync) {
     let (rows, cols) = (x.rows(), x.cols());

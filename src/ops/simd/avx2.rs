@@ -1,4 +1,5 @@
 //! AVX2 + FMA + F16C: the x86-64 baseline for speed.
+#![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
 

@@ -1,6 +1,7 @@
 //! Transcendental functions over lanes: one implementation for every instruction set.
 //!
 //! Accuracy is a few units in the last place, which is far below what a half-precision cache or 8-bit activations keep.
+#![allow(unsafe_code)]
 
 use super::Simd;
 

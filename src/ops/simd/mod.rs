@@ -6,6 +6,7 @@
 //! - integer products are exact, in whatever order and width an instruction set likes.
 //!
 //! [`simd_kernel!`](crate::ops::simd::simd_kernel) makes the dispatching entry point of a body.
+#![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

@@ -1,4 +1,5 @@
 //! The software twin: what every instruction set must equal, bit for bit.
+#![allow(unsafe_code)]
 
 use half::{bf16, f16};
 
