@@ -8,6 +8,7 @@ mod bench;
 mod eval;
 mod list;
 mod printer;
+mod progress;
 mod pull;
 mod rm;
 mod run;
