@@ -2,13 +2,14 @@
 //!
 //! Order: ids without text masked, repetition penalty, frequency and presence penalty, logit bias, temperature, min-p,
 //! top-k, top-p, draw. Log-probabilities come from the row before any of that but the mask. Nothing random but a hash of
-//! (seed, choice, position) takes part, sums have a fixed order and `exp` is `libm`'s, so the same row gives the same
+//! (seed, choice, position) takes part, sums have a fixed order and `exp` is ours, so the same row gives the same
 //! token on every machine. No call allocates by vocabulary size after the first on its thread.
 //!
 //! Read `candidates.rs` next (how top-k and top-p avoid sorting the vocabulary).
 
 mod candidates;
 mod check;
+mod exp;
 mod logprobs;
 #[cfg(test)]
 mod oracle;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::History;
+use super::exp::exp;
 use super::random::Random;
 use crate::engine::request::SamplingParams;
 
@@ -23,7 +24,7 @@ pub(super) fn choose(
         return (tokens[0].1, vec![tokens[0].1]);
     }
     let random = Random::new(params.seed, params.choice, position);
-    let weight = |logit: f32| libm::expf((logit - max) / params.temperature);
+    let weight = |logit: f32| exp((logit - max) / params.temperature);
     tokens.retain(|token| weight(token.0) >= params.min_p);
     if params.top_k > 0 && tokens.len() > params.top_k {
         let border = tokens[params.top_k - 1].0;

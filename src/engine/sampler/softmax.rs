@@ -1,5 +1,7 @@
 //! Weights of logits, in fixed order: `exp((logit - max) / temperature)`, so that the best token weighs 1.
 
+use super::exp::exp;
+
 /// Lanes of a reduction; enough for the compiler to use vector registers.
 const LANES: usize = 16;
 
@@ -18,7 +20,7 @@ pub(super) struct Softmax {
 impl Softmax {
     /// The weight of a logit: 1 for the best, down to 0. Dividing the difference cannot overflow upwards.
     pub(super) fn weight(&self, logit: f32) -> f32 {
-        libm::expf(self.exponent(logit))
+        exp(self.exponent(logit))
     }
 
     /// The natural logarithm of the weight.
