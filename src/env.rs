@@ -1,1 +1,210 @@
-//! Every environment variable that this program reads: name, meaning, parser. Nothing else calls `std::env::var`.
+//! Every environment variable that the program reads: name, meaning, allowed values, default. Nothing else calls `std::env::var`.
+//!
+//! Rules for all of them: a flag wins over the variable, the variable over the default; empty or blank means "not set";
+//! a value that is not allowed is an error that names the variable, the value and what is allowed.
+
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+
+/// What a variable may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Allowed {
+    /// Any text.
+    Text,
+    /// A whole number of at least this.
+    AtLeast(u64),
+    /// One of these words, in any case.
+    OneOf(&'static [&'static str]),
+    /// An `http://` or `https://` address.
+    Url,
+}
+
+/// One environment variable.
+#[derive(Debug)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it may hold.
+    pub allowed: Allowed,
+    /// What holds when it is not set, in words.
+    pub default: &'static str,
+    /// What it is for.
+    pub doc: &'static str,
+}
+
+macro_rules! variables {
+    ($($ident:ident = $name:literal, $allowed:expr, $default:literal, $doc:literal;)*) => {
+        $(
+            #[doc = $doc]
+            pub static $ident: Variable = Variable { name: $name, allowed: $allowed, default: $default, doc: $doc };
+        )*
+        /// All variables, in the order of the reference page.
+        pub static ALL: &[&Variable] = &[$(&$ident),*];
+    };
+}
+
+variables! {
+    MODELS_DIR = "OXYDLLM_MODELS_DIR", Allowed::Text, "~/.oxydllm/models", "Where models are kept, for every command that takes `--models-dir`.";
+    MAX_CONTEXT_LEN = "OXYDLLM_MAX_CONTEXT_LEN", Allowed::AtLeast(1), "the model's own, bounded by memory", "Tokens that one conversation may hold.";
+    THREADS = "OXYDLLM_THREADS", Allowed::AtLeast(1), "the CPUs granted to the process", "Number of compute threads.";
+    CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx512", "neon"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results.";
+    HF_TOKEN = "HF_TOKEN", Allowed::Text, "none", "Token for gated and private repositories of the hub.";
+    HUGGING_FACE_HUB_TOKEN = "HUGGING_FACE_HUB_TOKEN", Allowed::Text, "none", "Older name of `HF_TOKEN`, read after it.";
+    HF_ENDPOINT = "HF_ENDPOINT", Allowed::Url, "https://huggingface.co", "Base address of the hub or of a mirror of it.";
+    LOG_FORMAT = "LOG_FORMAT", Allowed::Text, "text", "`json` writes one JSON object per log line; anything else compact text.";
+    RUST_LOG = "RUST_LOG", Allowed::Text, "oxydllm=warn,hyper=warn,tower=warn", "Log filter, in the syntax of the tracing crates.";
+    NO_COLOR = "NO_COLOR", Allowed::Text, "not set", "Any value switches colours off.";
+    HOME = "HOME", Allowed::Text, "none", "Home directory.";
+    USERPROFILE = "USERPROFILE", Allowed::Text, "none", "Home directory where `HOME` is not set.";
+}
+
+impl Variable {
+    /// The trimmed value, `None` when the variable is not set, empty or blank.
+    ///
+    /// # Errors
+    /// `Invalid` when the value is not Unicode or not allowed.
+    pub fn text(&self) -> Result<Option<String>> {
+        match std::env::var(self.name) {
+            Ok(text) => self.check(&text),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(raw)) => {
+                Err(self.invalid(&raw.to_string_lossy(), "valid UTF-8"))
+            }
+        }
+    }
+
+    /// The value as a number, for variables that allow [`Allowed::AtLeast`].
+    ///
+    /// # Errors
+    /// `Invalid` when the value is not a number in range.
+    pub fn number(&self) -> Result<Option<usize>> {
+        match self.text()? {
+            None => Ok(None),
+            Some(text) => match text.parse() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(self.invalid(&text, "a whole number")),
+            },
+        }
+    }
+
+    /// A path; `None` when not set.
+    ///
+    /// # Errors
+    /// As [`Variable::text`].
+    pub fn path(&self) -> Result<Option<PathBuf>> {
+        Ok(self.text()?.map(PathBuf::from))
+    }
+
+    fn check(&self, text: &str) -> Result<Option<String>> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Ok(None);
+        }
+        match self.allowed {
+            Allowed::Text => Ok(Some(text.to_owned())),
+            Allowed::AtLeast(least) => match text.parse::<u64>() {
+                Ok(number) if number >= least && usize::try_from(number).is_ok() => {
+                    Ok(Some(number.to_string()))
+                }
+                _ => Err(self.invalid(text, &format!("a whole number of at least {least}"))),
+            },
+            Allowed::OneOf(words) => {
+                match words.iter().find(|word| word.eq_ignore_ascii_case(text)) {
+                    Some(word) => Ok(Some((*word).to_owned())),
+                    None => Err(self.invalid(text, &format!("one of {}", words.join(", ")))),
+                }
+            }
+            Allowed::Url if text.starts_with("http://") || text.starts_with("https://") => {
+                Ok(Some(text.to_owned()))
+            }
+            Allowed::Url => {
+                Err(self.invalid(text, "an address that begins with `https://` or `http://`"))
+            }
+        }
+    }
+
+    fn invalid(&self, found: &str, allowed: &str) -> Error {
+        Error::invalid(format!(
+            "environment variable `{}` is `{found}`, expected {allowed}",
+            self.name
+        ))
+    }
+}
+
+/// Checks every variable, so that a wrong one is reported at start-up and not when it is first needed.
+///
+/// # Errors
+/// `Invalid`, for the first variable with a value that is not allowed.
+pub fn check_all() -> Result<()> {
+    ALL.iter()
+        .try_for_each(|variable| variable.text().map(drop))
+}
+
+/// The home directory: `HOME`, else `USERPROFILE`, else the current directory.
+pub fn home_dir() -> PathBuf {
+    let set = |variable: &Variable| variable.path().ok().flatten();
+    set(&HOME)
+        .or_else(|| set(&USERPROFILE))
+        .unwrap_or_else(|| PathBuf::from("."))
+}
+
+/// The hub token from the environment.
+///
+/// # Errors
+/// As [`Variable::text`].
+pub fn hub_token() -> Result<Option<String>> {
+    match HF_TOKEN.text()? {
+        Some(token) => Ok(Some(token)),
+        None => HUGGING_FACE_HUB_TOKEN.text(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blank_values_mean_not_set() {
+        for variable in ALL {
+            assert_eq!(variable.check("").unwrap(), None, "{}", variable.name);
+            assert_eq!(variable.check(" \t").unwrap(), None, "{}", variable.name);
+        }
+    }
+
+    #[test]
+    fn a_wrong_value_names_variable_value_and_what_is_allowed() {
+        let message = THREADS.check("zero").unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "environment variable `OXYDLLM_THREADS` is `zero`, expected a whole number of at least 1"
+        );
+        assert!(THREADS.check("0").is_err());
+        assert!(THREADS.check("-1").is_err());
+        assert!(THREADS.check("99999999999999999999999").is_err());
+        let message = CPU_LEVEL.check("sse").unwrap_err().to_string();
+        assert!(
+            message.ends_with("expected one of scalar, avx2, avx512, neon"),
+            "{message}"
+        );
+        assert!(HF_ENDPOINT.check("huggingface.co").is_err());
+    }
+
+    #[test]
+    fn words_match_in_any_case_and_numbers_are_trimmed() {
+        assert_eq!(CPU_LEVEL.check("AVX2").unwrap().as_deref(), Some("avx2"));
+        assert_eq!(THREADS.check(" 4 ").unwrap().as_deref(), Some("4"));
+    }
+
+    #[test]
+    fn no_variable_is_listed_twice_and_each_is_documented() {
+        let mut names: Vec<_> = ALL.iter().map(|variable| variable.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), ALL.len());
+        assert!(
+            ALL.iter()
+                .all(|variable| variable.doc.ends_with('.') && !variable.default.is_empty())
+        );
+    }
+}
