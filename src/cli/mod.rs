@@ -10,7 +10,7 @@ mod list;
 mod printer;
 mod pull;
 mod rm;
-mod run;
+pub mod run;
 mod usage;
 mod version;
 

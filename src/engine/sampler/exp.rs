@@ -15,7 +15,10 @@ pub(super) fn exp(x: f32) -> f32 {
     let x = if x < -104.0 { -104.0 } else { x };
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
     let n = rounded - ROUND;
-    let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()).cast_signed();
+    let exponent = rounded
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .cast_signed();
     let r = x - n * LN2_HIGH - n * LN2_LOW;
     let p = 1.987_569_15e-4;
     let p = p * r + 1.398_199_95e-3;
@@ -52,13 +55,20 @@ mod tests {
             let x = -(step as f32) * 1e-4;
             let exact = f64::from(x).exp();
             let unit = f64::from(f32::from_bits((exact as f32).to_bits() + 1) - exact as f32);
-            assert!((f64::from(exp(x)) - exact).abs() <= 1.1 * unit, "exp({x}) = {}", exp(x));
+            assert!(
+                (f64::from(exp(x)) - exact).abs() <= 1.1 * unit,
+                "exp({x}) = {}",
+                exp(x)
+            );
         }
     }
 
     #[test]
     fn a_few_bits_are_pinned() {
         let bits = [-0.1_f32, -1.0, -9.5, -50.0, -95.0].map(|x| exp(x).to_bits());
-        assert_eq!(bits, [1_063_756_653, 1_052_531_378, 949_811_653, 459_877_355, 3940]);
+        assert_eq!(
+            bits,
+            [1_063_756_653, 1_052_531_378, 949_811_653, 459_877_355, 3940]
+        );
     }
 }
