@@ -12,10 +12,13 @@ fn main() {
     println!("cargo:rerun-if-changed=kernels/build.rs");
     println!("cargo:rerun-if-changed=.git/HEAD");
     let timestamp = match std::env::var("OXYDLLM_BUILD_TS_OVERRIDE") {
-        Ok(text) if !text.trim().is_empty() => {
-            text.trim().parse::<u64>().expect("OXYDLLM_BUILD_TS_OVERRIDE must be Unix seconds")
-        }
-        _ => SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        Ok(text) if !text.trim().is_empty() => text
+            .trim()
+            .parse::<u64>()
+            .expect("OXYDLLM_BUILD_TS_OVERRIDE must be Unix seconds"),
+        _ => SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_secs()),
     };
     println!("cargo:rustc-env=OXYDLLM_BUILD_TS={timestamp}");
     let commit = Command::new("git")

@@ -59,7 +59,12 @@ macro_rules! constructors {
 impl Error {
     /// An error of `kind` that says `message` (no full stop, literals in backticks).
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None, source: None }
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+            source: None,
+        }
     }
 
     constructors! {
@@ -81,7 +86,11 @@ impl Error {
 
     /// A failed file or network operation: `attempt` is what was tried ("read"), `path` on what.
     pub fn io(attempt: &str, path: &Path, source: std::io::Error) -> Self {
-        let kind = if source.kind() == std::io::ErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Io };
+        let kind = if source.kind() == std::io::ErrorKind::NotFound {
+            ErrorKind::NotFound
+        } else {
+            ErrorKind::Io
+        };
         Self {
             kind,
             message: format!("cannot {attempt} `{}`", path.display()),
@@ -146,8 +155,13 @@ mod tests {
     #[test]
     fn chain_names_every_cause_and_keeps_the_hint() {
         let io = std::io::Error::other("disk on fire");
-        let error = Error::io("read", Path::new("/x/y"), io).context("cannot load `m`").with_hint("buy a new disk");
-        assert_eq!(error.chain(), "cannot load `m`: cannot read `/x/y`: disk on fire");
+        let error = Error::io("read", Path::new("/x/y"), io)
+            .context("cannot load `m`")
+            .with_hint("buy a new disk");
+        assert_eq!(
+            error.chain(),
+            "cannot load `m`: cannot read `/x/y`: disk on fire"
+        );
         assert_eq!(error.hint(), Some("buy a new disk"));
         assert_eq!(error.kind(), ErrorKind::Io);
     }

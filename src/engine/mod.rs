@@ -61,17 +61,27 @@ impl Engine {
         match self.queue.try_send(Submission { request, events }) {
             Ok(()) => Ok(receiver),
             Err(mpsc::TrySendError::Full(_)) => Err(Error::overloaded("the model's queue is full")),
-            Err(mpsc::TrySendError::Disconnected(_)) => Err(Error::internal("the model's worker has ended")),
+            Err(mpsc::TrySendError::Disconnected(_)) => {
+                Err(Error::internal("the model's worker has ended"))
+            }
         }
     }
 
     fn check(&self, request: &Request) -> Result<()> {
         if request.tokens.is_empty() {
-            return Err(Error::invalid("the prompt is empty: at least one token is needed"));
+            return Err(Error::invalid(
+                "the prompt is empty: at least one token is needed",
+            ));
         }
-        if let Some(id) = request.tokens.iter().find(|&&id| id as usize >= self.info.vocab_size) {
+        if let Some(id) = request
+            .tokens
+            .iter()
+            .find(|&&id| id as usize >= self.info.vocab_size)
+        {
             let size = self.info.vocab_size;
-            return Err(Error::invalid(format!("token id {id} is outside the model's vocabulary of {size}")));
+            return Err(Error::invalid(format!(
+                "token id {id} is outside the model's vocabulary of {size}"
+            )));
         }
         if request.tokens.len() >= self.info.max_context {
             return Err(Error::invalid(format!(

@@ -1,15 +1,53 @@
-//! Mapped files.
+//! Mapped files: [`Mapping`], and what happens when a file shrinks under its map.
+//!
+//! Reading a page that a truncated file no longer backs raises SIGBUS, which by default ends the process without a word.
+//! The first [`Mapping::open`] installs a handler that says what happened and exits; faults outside our maps go to whoever
+//! handled them before.
+
+#![allow(unsafe_code)]
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
 
 /// A read-only mapping of a whole file.
 #[derive(Debug)]
 pub struct Mapping {
     path: PathBuf,
+    // Before `map`: a range is forgotten before its pages go away.
+    #[cfg(any(target_os = "linux", target_os = "macos"))]
+    _watched: truncation::WatchedRange,
     map: memmap2::Mmap,
 }
 
 impl Mapping {
+    /// Maps the whole of the regular file `path`.
+    ///
+    /// # Errors
+    /// `NotFound` or `Io` from the operating system, `Invalid` when `path` is not a regular file.
+    pub fn open(path: &Path) -> Result<Arc<Self>> {
+        let kind = std::fs::metadata(path).map_err(|error| Error::io("open", path, error))?;
+        if !kind.is_file() {
+            return Err(Error::invalid(format!(
+                "cannot map `{}`: it is not a regular file",
+                path.display()
+            )));
+        }
+        let file = std::fs::File::open(path).map_err(|error| Error::io("open", path, error))?;
+        // SAFETY: the map is read-only. Another process may still change the file, as with every mapped weight file: bytes
+        // read are plain numbers without invalid values, and lengths come from a header that was copied out and checked
+        // against the length of the map, which does not change. A truncated file raises SIGBUS, handled below.
+        let map =
+            unsafe { memmap2::Mmap::map(&file) }.map_err(|error| Error::io("map", path, error))?;
+        Ok(Arc::new(Self {
+            path: path.to_path_buf(),
+            #[cfg(any(target_os = "linux", target_os = "macos"))]
+            _watched: truncation::watch(map.as_ptr() as usize, map.len()),
+            map,
+        }))
+    }
+
     /// The file's bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.map
@@ -20,6 +58,163 @@ impl Mapping {
         &self.path
     }
 
-    /// Tells the system that the pages inside `start..start + len` are not needed now.
-    pub fn release_pages(&self, _start: usize, _len: usize) {}
+    /// Tells the system that the whole pages inside `start..start + len` are not needed now. They stay readable and return
+    /// from the file when read. Does nothing where the system has no such call or refuses it.
+    pub fn release_pages(&self, start: usize, len: usize) {
+        #[cfg(unix)]
+        {
+            let page = page_size();
+            let end = start.saturating_add(len).min(self.map.len());
+            // A map starts on a page boundary, so offsets align as addresses do.
+            let (first, last) = (start.next_multiple_of(page), end - end % page);
+            if first < last {
+                // SAFETY: the map is shared and file-backed, so dropped pages read back from the file with the same bytes;
+                // the range lies inside the map.
+                let advised = unsafe {
+                    self.map.unchecked_advise_range(
+                        memmap2::UncheckedAdvice::DontNeed,
+                        first,
+                        last - first,
+                    )
+                };
+                if let Err(error) = advised {
+                    tracing::debug!(%error, path = %self.path.display(), "mapped pages were not released");
+                }
+            }
+        }
+        #[cfg(not(unix))]
+        let _ = (start, len);
+    }
+}
+
+#[cfg(unix)]
+fn page_size() -> usize {
+    // SAFETY: `sysconf` only reads a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size)
+        .ok()
+        .filter(|size| size.is_power_of_two())
+        .unwrap_or(1 << 16)
+}
+
+/// The SIGBUS handler and the list of address ranges it speaks for.
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+mod truncation {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, Once, OnceLock, PoisonError};
+
+    const MESSAGE: &[u8] =
+        b"oxydllm: a model file was truncated or became unreadable while in use; stopping\n\
+        hint: do not overwrite or move model files that are loaded, then start again\n";
+
+    /// One mapped range. Slots form a list that only grows and are used again, so that the handler can walk it without a lock.
+    #[derive(Debug)]
+    struct Slot {
+        start: AtomicUsize,
+        /// Zero: free.
+        len: AtomicUsize,
+        next: OnceLock<&'static Slot>,
+    }
+
+    impl Slot {
+        const fn new() -> Self {
+            Self {
+                start: AtomicUsize::new(0),
+                len: AtomicUsize::new(0),
+                next: OnceLock::new(),
+            }
+        }
+    }
+
+    static FIRST: Slot = Slot::new();
+    static TAKING: Mutex<()> = Mutex::new(());
+    static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+    /// Keeps a range in the list until dropped.
+    #[derive(Debug)]
+    pub(super) struct WatchedRange(&'static Slot);
+
+    impl Drop for WatchedRange {
+        fn drop(&mut self) {
+            self.0.len.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Adds a range, and installs the handler the first time.
+    pub(super) fn watch(start: usize, len: usize) -> WatchedRange {
+        static INSTALLED: Once = Once::new();
+        INSTALLED.call_once(install);
+        let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = &FIRST;
+        while slot.len.load(Ordering::SeqCst) != 0 {
+            slot = slot.next.get_or_init(|| Box::leak(Box::new(Slot::new())));
+        }
+        slot.start.store(start, Ordering::SeqCst);
+        // An empty file still takes a slot, or the next caller would share it.
+        slot.len.store(len.max(1), Ordering::SeqCst);
+        WatchedRange(slot)
+    }
+
+    fn is_watched(address: usize) -> bool {
+        let mut slot = Some(&FIRST);
+        while let Some(at) = slot {
+            let (start, len) = (
+                at.start.load(Ordering::SeqCst),
+                at.len.load(Ordering::SeqCst),
+            );
+            if len != 0 && address.wrapping_sub(start) < len {
+                return true;
+            }
+            slot = at.next.get().copied();
+        }
+        false
+    }
+
+    fn install() {
+        // SAFETY: an all-zero `sigaction` is a valid value (default action, empty mask, no flags).
+        let (mut previous, mut ours): (libc::sigaction, libc::sigaction) =
+            unsafe { std::mem::zeroed() };
+        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+            on_bus_error;
+        ours.sa_sigaction = handler as *const () as libc::sighandler_t;
+        ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        // SAFETY: both pointers are to live values; the old action is stored before ours can run.
+        unsafe {
+            if libc::sigaction(libc::SIGBUS, std::ptr::null(), &raw mut previous) == 0 {
+                let _ = PREVIOUS.set(previous);
+                libc::sigaction(libc::SIGBUS, &raw const ours, std::ptr::null_mut());
+            }
+        }
+    }
+
+    /// Uses only what a signal handler may: atomics, `write`, `_exit`, `sigaction`, `raise`.
+    extern "C" fn on_bus_error(
+        signal: libc::c_int,
+        info: *mut libc::siginfo_t,
+        _context: *mut libc::c_void,
+    ) {
+        // SAFETY: with SA_SIGINFO the kernel passes a valid `siginfo_t`; SIGBUS fills its address.
+        let (address, sent_by_process) =
+            unsafe { ((*info).si_addr() as usize, (*info).si_code <= 0) };
+        if !sent_by_process && is_watched(address) {
+            // SAFETY: the buffer is a live constant; `_exit` ends the process without running anything.
+            unsafe {
+                libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
+                libc::_exit(1);
+            }
+        }
+        // SAFETY: the old action is a value that `sigaction` returned; an all-zero one is the default action.
+        unsafe {
+            let default: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(
+                signal,
+                PREVIOUS.get().unwrap_or(&default),
+                std::ptr::null_mut(),
+            );
+            // A fault happens again when the handler returns; a signal that was sent does not.
+            if sent_by_process {
+                libc::raise(signal);
+            }
+        }
+    }
 }

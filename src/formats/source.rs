@@ -39,7 +39,11 @@ impl MappedBytes {
     /// `Invalid` when the range leaves the mapping.
     pub fn new(mapping: Arc<Mapping>, start: usize, len: usize) -> Result<Self> {
         match start.checked_add(len) {
-            Some(end) if end <= mapping.as_slice().len() => Ok(Self { mapping, start, len }),
+            Some(end) if end <= mapping.as_slice().len() => Ok(Self {
+                mapping,
+                start,
+                len,
+            }),
             _ => Err(Error::invalid(format!(
                 "bytes {start}+{len} lie outside the file `{}` of {} bytes",
                 mapping.path().display(),

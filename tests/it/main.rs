@@ -1,3 +1,1 @@
 //! Integration tests: one binary, so that it links once.
-
-
