@@ -8,7 +8,7 @@ use oxydllm::chat::{
 use oxydllm::engine::{Cancel, FinishReason, SamplingParams};
 use oxydllm::error::{Error, ErrorKind};
 
-use crate::support::scripted::{self, End, Log, Step, bytes};
+use crate::support::scripted::{self, BOS, End, Log, Step, bytes};
 
 const FAMILY: &str = "👩‍👩‍👧‍👦";
 
@@ -278,4 +278,40 @@ fn without_a_template_a_model_completes_but_does_not_chat() {
     );
     let deltas = complete(&model, "Once upon a", &Generation::default()).unwrap();
     assert_eq!(Answer::collect(deltas).unwrap().content, " time");
+}
+
+#[test]
+fn the_beginning_token_is_there_once_or_as_the_template_wants() {
+    let prompt = |template: &str, content: &str| {
+        let (engine, _) = scripted::engine(100, |_| Vec::new());
+        let messages = [Message::user(content)];
+        let model = scripted::model_with(engine, template);
+        model.prompt(&messages, &serde_json::Map::new()).unwrap()
+    };
+    let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    let with = "<bos>{{ messages[0].content }}";
+    assert_eq!(prompt(with, "hi"), [vec![BOS], ids("hi")].concat());
+    assert_eq!(prompt("{{ messages[0].content }}", "hi"), ids("hi"));
+    // What spells a control token in a message is text.
+    assert_eq!(prompt(with, "a<bos>"), [vec![BOS], ids("a<bos>")].concat());
+    let model = scripted::base_model(scripted::engine(100, |_| Vec::new()).0);
+    assert_eq!(
+        model.plain_prompt("hi").unwrap(),
+        [vec![BOS], ids("hi")].concat()
+    );
+}
+
+#[test]
+fn a_template_without_system_role_still_gets_the_system_text() {
+    let (engine, _) = scripted::engine(100, |_| Vec::new());
+    let template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}\
+                    {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    let model = scripted::model_with(engine, template);
+    let messages = [Message::system("Be brief."), Message::user("hi")];
+    let prompt = model.prompt(&messages, &serde_json::Map::new()).unwrap();
+    let text: String = prompt
+        .into_iter()
+        .map(|id| char::from(u8::try_from(id).unwrap()))
+        .collect();
+    assert_eq!(text, "[user]Be brief.\n\nhi");
 }

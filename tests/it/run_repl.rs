@@ -13,7 +13,7 @@ use oxydllm::cli::run;
 use oxydllm::engine::{FinishReason, Request};
 use oxydllm::error::Error;
 
-use crate::support::scripted::{self, Step, bytes};
+use crate::support::scripted::{self, BOS, Step, bytes};
 use crate::support::terminal::Terminal;
 
 /// Arguments of `run` for the child, separated by a character that no argument has.
@@ -55,7 +55,8 @@ fn child() {
 
 /// The scripted model: repeats the newest message, unless that is one of a few words.
 fn answer(request: &Request) -> Vec<Step> {
-    let prompt: Vec<u8> = request.tokens.iter().map(|&id| id as u8).collect();
+    let tokens = request.tokens.iter().filter(|&&id| id != BOS);
+    let prompt: Vec<u8> = tokens.map(|&id| id as u8).collect();
     let prompt = String::from_utf8(prompt).unwrap();
     let newest = prompt
         .rsplit_once("<user>")
@@ -386,4 +387,38 @@ fn a_model_without_template_refuses_to_chat_and_says_what_it_can_do() {
         screen.contains("no chat template") && screen.contains("hint:"),
         "{screen}"
     );
+}
+
+#[test]
+fn answers_can_go_to_a_file_while_the_prompt_stays_on_the_terminal() {
+    let home = home();
+    let file = home.path().join("answers");
+    let line = format!("{} > '{}'", command_line(), file.display());
+    let variables = variables(home.path(), "m");
+    let Some(mut chat) = Terminal::start(&line, &variables) else {
+        return;
+    };
+    chat.wait_for(">>> ");
+    chat.send("hello\r");
+    chat.wait_for(">>> ");
+    chat.send("\x04");
+    assert_eq!(chat.wait().0, 0);
+    let text = std::fs::read_to_string(file).unwrap();
+    assert!(
+        text.ends_with("you said: \"hello\";\n") && !text.contains('\x1b'),
+        "{text:?}"
+    );
+}
+
+#[test]
+fn no_color_means_no_color() {
+    for (value, coloured) in [("", true), ("1", false)] {
+        let home = home();
+        let Some(mut chat) = chat_in(home.path(), "m", &[("NO_COLOR", value)]) else {
+            return;
+        };
+        chat.send("/nonsense\r");
+        let screen = chat.wait_for("there is no command");
+        assert_eq!(screen.contains("\x1b[1;33m"), coloured, "{screen:?}");
+    }
 }

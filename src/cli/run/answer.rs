@@ -110,8 +110,8 @@ impl<'a> Session<'a> {
             .max_tokens
             .map_or(ANSWER_ROOM, |n| n.get().min(ANSWER_ROOM));
         let room = Room {
-            comfortable: context - wanted.min(context / 4).max(1),
-            most: context - 1,
+            comfortable: context.saturating_sub(wanted.min(context / 4).max(1)),
+            most: context.saturating_sub(1),
         };
         let variables = Map::from_iter([("enable_thinking".to_owned(), Value::Bool(false))]);
         let model = &self.loaded.model;

@@ -126,16 +126,25 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
 
 /// A model around `engine` whose tokenizer maps bytes to ids; its prompts are `<role>content` lines.
 pub fn model(engine: Engine) -> ChatModel {
-    let template = ChatTemplate::new(
+    model_with(
+        engine,
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '\\n' }}{% endfor %}<assistant>",
-    );
-    ChatModel::new(engine, tokenizer(), Some(template.unwrap()), [0])
+    )
+}
+
+/// The same with another template.
+pub fn model_with(engine: Engine, template: &str) -> ChatModel {
+    let template = ChatTemplate::new(template).unwrap();
+    ChatModel::new(engine, tokenizer(), Some(template), [0])
 }
 
 /// The same without a chat template.
 pub fn base_model(engine: Engine) -> ChatModel {
     ChatModel::new(engine, tokenizer(), None, [0])
 }
+
+/// The beginning-of-text token, which the tokenizer puts before plain texts.
+pub const BOS: u32 = 256;
 
 /// A byte-level tokenizer without merges, in which every byte is its own id.
 fn tokenizer() -> Arc<Tokenizer> {
@@ -145,12 +154,25 @@ fn tokenizer() -> Arc<Tokenizer> {
     let byte_level = json!({
         "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
     });
+    let bos = json!({
+        "id": BOS, "content": "<bos>", "special": true,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+    });
+    let post_processor = json!({
+        "type": "TemplateProcessing",
+        "single": [
+            { "SpecialToken": { "id": "<bos>", "type_id": 0 } },
+            { "Sequence": { "id": "A", "type_id": 0 } },
+        ],
+        "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+        "special_tokens": { "<bos>": { "id": "<bos>", "ids": [BOS], "tokens": ["<bos>"] } },
+    });
     let json = json!({
         "version": "1.0",
-        "added_tokens": [],
+        "added_tokens": [bos],
         "normalizer": null,
         "pre_tokenizer": byte_level,
-        "post_processor": null,
+        "post_processor": post_processor,
         "decoder": byte_level,
         "model": { "type": "BPE", "vocab": vocab, "merges": [] },
     });
