@@ -37,7 +37,10 @@ impl<'a> Detokenizer<'a> {
 
     /// Decodes a text from its beginning: tokenizers that put a space before every text lose it again.
     pub fn at_start(tokenizer: &'a Tokenizer) -> Self {
-        Self { strip_space: tokenizer.strips_leading_space(), ..Self::new(tokenizer) }
+        Self {
+            strip_space: tokenizer.strips_leading_space(),
+            ..Self::new(tokenizer)
+        }
     }
 
     /// Writes control tokens out instead of skipping them.
@@ -94,7 +97,8 @@ fn take_complete(pending: &mut Vec<u8>) -> String {
     let incomplete = incomplete_len(pending);
     let rest = pending.split_off(pending.len() - incomplete);
     let complete = std::mem::replace(pending, rest);
-    String::from_utf8(complete).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    String::from_utf8(complete)
+        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
 /// How many bytes at the end of `bytes` are a character that more bytes could complete.

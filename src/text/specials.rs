@@ -47,7 +47,9 @@ impl SpecialTexts {
     /// Byte ranges of all occurrences in `text`, overlapping ones included, in order of their start.
     pub fn occurrences(&self, text: &str) -> Vec<(usize, usize)> {
         let bytes = text.as_bytes();
-        (0..bytes.len()).flat_map(|at| self.lengths_at(&bytes[at..]).map(move |len| (at, at + len))).collect()
+        (0..bytes.len())
+            .flat_map(|at| self.lengths_at(&bytes[at..]).map(move |len| (at, at + len)))
+            .collect()
     }
 
     /// Whether `text` contains a control token's text.
@@ -65,7 +67,9 @@ impl SpecialTexts {
             for (len, &byte) in bytes[at..].iter().enumerate() {
                 candidates = narrow(candidates, len, byte);
             }
-            candidates.last().is_some_and(|longest| longest.len() > bytes.len() - at)
+            candidates
+                .last()
+                .is_some_and(|longest| longest.len() > bytes.len() - at)
         })
     }
 }
@@ -89,7 +93,10 @@ mod tests {
     #[test]
     fn every_occurrence_is_found_also_inside_another() {
         let specials = set(&["<|a|>", "<|a", "|>", "é"]);
-        assert_eq!(specials.occurrences("x<|a|>é"), [(1, 4), (1, 6), (4, 6), (6, 8)]);
+        assert_eq!(
+            specials.occurrences("x<|a|>é"),
+            [(1, 4), (1, 6), (4, 6), (6, 8)]
+        );
         assert!(specials.occur_in("..|>"));
         assert!(!specials.occur_in("<|b|"));
     }

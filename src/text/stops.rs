@@ -45,10 +45,15 @@ impl StopMatcher {
     /// `Invalid` for an empty stop text, one over 4096 bytes, or more than 256 of them.
     pub fn new(stops: Vec<String>) -> Result<Self> {
         if stops.len() > MAX_STOPS {
-            return Err(Error::invalid(format!("`stop` has {} entries, at most {MAX_STOPS} are allowed", stops.len())));
+            return Err(Error::invalid(format!(
+                "`stop` has {} entries, at most {MAX_STOPS} are allowed",
+                stops.len()
+            )));
         }
         if stops.iter().any(String::is_empty) {
-            return Err(Error::invalid("`stop` contains an empty string, which would end every answer at once"));
+            return Err(Error::invalid(
+                "`stop` contains an empty string, which would end every answer at once",
+            ));
         }
         let longest = stops.iter().map(String::len).max().unwrap_or(0);
         if longest > MAX_STOP_BYTES {
@@ -56,14 +61,22 @@ impl StopMatcher {
                 "`stop` contains a string of {longest} bytes, at most {MAX_STOP_BYTES} are allowed"
             )));
         }
-        Ok(Self { stops, longest, held: String::new(), found: None })
+        Ok(Self {
+            stops,
+            longest,
+            held: String::new(),
+            found: None,
+        })
     }
 
     /// Takes the next piece of the stream; gives the text that can be shown now, and the stop text if one is complete.
     /// After a match nothing passes any more.
     pub fn push(&mut self, piece: &str) -> StopMatch {
         if self.found.is_some() {
-            return StopMatch { text: String::new(), stop: self.found };
+            return StopMatch {
+                text: String::new(),
+                stop: self.found,
+            };
         }
         self.held.push_str(piece);
         match find_first(&self.stops, &self.held) {
@@ -71,18 +84,27 @@ impl StopMatcher {
                 self.found = Some(stop);
                 let mut text = std::mem::take(&mut self.held);
                 text.truncate(start);
-                StopMatch { text, stop: Some(stop) }
+                StopMatch {
+                    text,
+                    stop: Some(stop),
+                }
             }
             None => {
                 let kept = self.held.split_off(self.partial_start());
-                StopMatch { text: std::mem::replace(&mut self.held, kept), stop: None }
+                StopMatch {
+                    text: std::mem::replace(&mut self.held, kept),
+                    stop: None,
+                }
             }
         }
     }
 
     /// The end of the stream: what was held back. An unfinished stop text is text.
     pub fn finish(&mut self) -> StopMatch {
-        StopMatch { text: std::mem::take(&mut self.held), stop: self.found }
+        StopMatch {
+            text: std::mem::take(&mut self.held),
+            stop: self.found,
+        }
     }
 
     /// The stop text found so far.
@@ -94,14 +116,21 @@ impl StopMatcher {
     fn partial_start(&self) -> usize {
         let held = self.held.as_bytes();
         let first = held.len().saturating_sub(self.longest.saturating_sub(1));
-        let begins = |start: &usize| self.stops.iter().any(|stop| stop.as_bytes().starts_with(&held[*start..]));
+        let begins = |start: &usize| {
+            self.stops
+                .iter()
+                .any(|stop| stop.as_bytes().starts_with(&held[*start..]))
+        };
         (first..held.len()).find(begins).unwrap_or(held.len())
     }
 }
 
 /// Start and index of the match that ends first; the longest of those that end there.
 fn find_first(stops: &[String], text: &str) -> Option<(usize, usize)> {
-    let matches = stops.iter().enumerate().filter_map(|(index, stop)| Some((text.find(stop.as_str())?, index)));
+    let matches = stops
+        .iter()
+        .enumerate()
+        .filter_map(|(index, stop)| Some((text.find(stop.as_str())?, index)));
     matches.min_by_key(|&(start, index)| (start + stops[index].len(), start))
 }
 
@@ -114,8 +143,13 @@ mod tests {
     /// The definition: grow the text byte by byte and look whether it ends in a stop text.
     fn naive(stops: &[String], text: &str) -> (String, Option<usize>) {
         for end in 0..=text.len() {
-            let ending = stops.iter().enumerate().filter(|(_, stop)| text.as_bytes()[..end].ends_with(stop.as_bytes()));
-            if let Some((index, stop)) = ending.max_by_key(|(index, stop)| (stop.len(), usize::MAX - index)) {
+            let ending = stops
+                .iter()
+                .enumerate()
+                .filter(|(_, stop)| text.as_bytes()[..end].ends_with(stop.as_bytes()));
+            if let Some((index, stop)) =
+                ending.max_by_key(|(index, stop)| (stop.len(), usize::MAX - index))
+            {
                 return (text[..end - stop.len()].to_string(), Some(index));
             }
         }
@@ -169,9 +203,18 @@ mod tests {
     #[test]
     fn a_stop_text_over_several_pieces_is_cut_and_a_half_one_comes_back() {
         let stops = vec!["<|im_end|>".to_string(), "###".to_string()];
-        assert_eq!(run(&stops, &["a <|im".into(), "_end".into(), "|> b".into()]), ("a ".into(), Some(0)));
-        assert_eq!(run(&stops, &["a <|im".into(), "_e".into()]), ("a <|im_e".into(), None));
-        assert_eq!(run(&stops, &["##".into(), "x##".into(), "##".into()]), ("##x".into(), Some(1)));
+        assert_eq!(
+            run(&stops, &["a <|im".into(), "_end".into(), "|> b".into()]),
+            ("a ".into(), Some(0))
+        );
+        assert_eq!(
+            run(&stops, &["a <|im".into(), "_e".into()]),
+            ("a <|im_e".into(), None)
+        );
+        assert_eq!(
+            run(&stops, &["##".into(), "x##".into(), "##".into()]),
+            ("##x".into(), Some(1))
+        );
     }
 
     #[test]

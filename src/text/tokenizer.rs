@@ -16,6 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
 pub use ends::EndTokens;
+pub(crate) use folder::read_json;
 pub use gguf::{GgufTokenizerData, TokenType};
 use guard::Guarded;
 pub(crate) use table::Decoding;
@@ -66,15 +67,35 @@ pub struct Tokenizer {
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("ids", &self.table.len()).field("roles", &self.roles).finish_non_exhaustive()
+        f.debug_struct("Tokenizer")
+            .field("ids", &self.table.len())
+            .field("roles", &self.roles)
+            .finish_non_exhaustive()
     }
 }
 
 impl Tokenizer {
-    fn assemble(inner: tokenizers::Tokenizer, table: TokenTable, roles: Roles, frame: Frame) -> Self {
+    fn assemble(
+        inner: tokenizers::Tokenizer,
+        table: TokenTable,
+        roles: Roles,
+        frame: Frame,
+    ) -> Self {
         let added = inner.get_added_tokens_decoder();
-        let specials = SpecialTexts::new(added.into_values().filter(|token| token.special).map(|token| token.content));
-        Self { inner, guarded: OnceLock::new(), table, specials, roles, frame }
+        let specials = SpecialTexts::new(
+            added
+                .into_values()
+                .filter(|token| token.special)
+                .map(|token| token.content),
+        );
+        Self {
+            inner,
+            guarded: OnceLock::new(),
+            table,
+            specials,
+            roles,
+            frame,
+        }
     }
 
     /// Ids of `text`, without beginning or end tokens.
@@ -91,7 +112,9 @@ impl Tokenizer {
     /// # Errors
     /// As [`Self::encode`].
     pub fn encode_framed(&self, text: &str, specials: Specials) -> Result<Vec<u32>> {
-        let Frame::Flags { bos, eos } = self.frame else { return self.encode_inner(text, specials, true) };
+        let Frame::Flags { bos, eos } = self.frame else {
+            return self.encode_inner(text, specials, true);
+        };
         let mut ids = self.encode_inner(text, specials, false)?;
         if let (true, Some(id)) = (bos, self.roles.bos) {
             ids.insert(0, id);
@@ -124,7 +147,10 @@ impl Tokenizer {
             return guard_panics("encode text", || guarded.encode(text, frame))?;
         }
         let encoding = guard_panics("encode text", || self.inner.encode_fast(text, frame))?;
-        Ok(encoding.map_err(|error| encode_error(&*error))?.get_ids().to_vec())
+        Ok(encoding
+            .map_err(|error| encode_error(&*error))?
+            .get_ids()
+            .to_vec())
     }
 
     /// The text of `rendered` with every control token that is meant as one replaced by its alias, or `None` when no control
@@ -137,7 +163,11 @@ impl Tokenizer {
         let (text, bytes) = (&rendered.text, rendered.text.as_bytes());
         let (mut out, mut at, mut copied) = (String::with_capacity(text.len() + 64), 0, 0);
         while at < bytes.len() {
-            let meant = self.specials.lengths_at(&bytes[at..]).filter(|len| !rendered.is_outside(at, at + len)).last();
+            let meant = self
+                .specials
+                .lengths_at(&bytes[at..])
+                .filter(|len| !rendered.is_outside(at, at + len))
+                .last();
             if let Some(len) = meant {
                 out.push_str(&text[copied..at]);
                 out.push_str(nonce);
@@ -166,7 +196,14 @@ impl Tokenizer {
     /// Text of ids that are a whole text: the space that some tokenizers put before every text is taken away again.
     pub fn decode_from_start(&self, ids: &[u32], keep_special: bool) -> String {
         let detokenizer = crate::text::Detokenizer::at_start(self);
-        decode_with(if keep_special { detokenizer.keep_special() } else { detokenizer }, ids)
+        decode_with(
+            if keep_special {
+                detokenizer.keep_special()
+            } else {
+                detokenizer
+            },
+            ids,
+        )
     }
 
     /// Decodes by the crate, for decoders without fixed bytes per id.
@@ -252,7 +289,13 @@ impl Tokenizer {
 
     /// The tokens that end an answer as far as the tokenizer knows.
     pub fn end_tokens(&self) -> Vec<u32> {
-        let mut ids: Vec<u32> = self.roles.eos.iter().chain(&self.roles.ends).copied().collect();
+        let mut ids: Vec<u32> = self
+            .roles
+            .eos
+            .iter()
+            .chain(&self.roles.ends)
+            .copied()
+            .collect();
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -272,8 +315,12 @@ fn decode_with(mut detokenizer: crate::text::Detokenizer<'_>, ids: &[u32]) -> St
 fn guard_panics<T>(attempt: &str, run: impl FnOnce() -> T) -> Result<T> {
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let reason = panic.downcast_ref::<String>().map(String::as_str);
-        let reason = reason.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown reason");
-        Error::invalid(format!("cannot {attempt}: the tokenizer's rules contradict themselves ({reason})"))
+        let reason = reason
+            .or_else(|| panic.downcast_ref::<&str>().copied())
+            .unwrap_or("unknown reason");
+        Error::invalid(format!(
+            "cannot {attempt}: the tokenizer's rules contradict themselves ({reason})"
+        ))
     })
 }
 

@@ -19,8 +19,15 @@ impl EndTokens {
         for config in configs {
             let text_config = &config["text_config"];
             for value in [&config["eos_token_id"], &text_config["eos_token_id"]] {
-                let values = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-                ids.extend(values.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()));
+                let values = value
+                    .as_array()
+                    .map_or(std::slice::from_ref(value), Vec::as_slice);
+                ids.extend(
+                    values
+                        .iter()
+                        .filter_map(Value::as_u64)
+                        .filter_map(|id| u32::try_from(id).ok()),
+                );
             }
         }
         ids.extend(tokenizer.map(Tokenizer::end_tokens).unwrap_or_default());
@@ -48,8 +55,17 @@ mod tests {
     fn all_sources_are_united_and_two_is_the_last_resort() {
         let config = json!({"eos_token_id": 7});
         let generation = json!({"eos_token_id": [9, 7, 3]});
-        assert_eq!(EndTokens::collect(&[&config, &generation], None, &[106]).ids(), [3, 7, 9, 106]);
-        assert_eq!(EndTokens::collect(&[&json!({"eos_token_id": null})], None, &[]).ids(), [2]);
-        assert_eq!(EndTokens::collect(&[&json!({"text_config": {"eos_token_id": 5}})], None, &[]).ids(), [5]);
+        assert_eq!(
+            EndTokens::collect(&[&config, &generation], None, &[106]).ids(),
+            [3, 7, 9, 106]
+        );
+        assert_eq!(
+            EndTokens::collect(&[&json!({"eos_token_id": null})], None, &[]).ids(),
+            [2]
+        );
+        assert_eq!(
+            EndTokens::collect(&[&json!({"text_config": {"eos_token_id": 5}})], None, &[]).ids(),
+            [5]
+        );
     }
 }

@@ -24,8 +24,11 @@ impl Guarded {
         let nonce = fresh_nonce();
         let mut inner = original.clone();
         inner.set_encode_special_tokens(true);
-        let specials: Vec<_> =
-            original.get_added_tokens_decoder().into_iter().filter(|(_, token)| token.special).collect();
+        let specials: Vec<_> = original
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter(|(_, token)| token.special)
+            .collect();
         let alias = |text: &str| format!("{nonce}{text}");
         let aliases: Vec<_> = specials
             .iter()
@@ -41,7 +44,11 @@ impl Guarded {
             .iter()
             .filter_map(|(id, token)| Some((inner.token_to_id(&alias(&token.content))?, *id)))
             .collect();
-        Self { inner, nonce, real_ids }
+        Self {
+            inner,
+            nonce,
+            real_ids,
+        }
     }
 
     /// What to write before a control token that is meant.
@@ -50,8 +57,15 @@ impl Guarded {
     }
 
     pub(super) fn encode(&self, text: &str, frame: bool) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, frame).map_err(|error| encode_error(&*error))?;
-        Ok(encoding.get_ids().iter().map(|id| self.real_ids.get(id).copied().unwrap_or(*id)).collect())
+        let encoding = self
+            .inner
+            .encode_fast(text, frame)
+            .map_err(|error| encode_error(&*error))?;
+        Ok(encoding
+            .get_ids()
+            .iter()
+            .map(|id| self.real_ids.get(id).copied().unwrap_or(*id))
+            .collect())
     }
 }
 

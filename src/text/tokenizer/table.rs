@@ -64,7 +64,12 @@ impl TokenTable {
                 last.id
             )));
         }
-        let mut table = Self { blob: Vec::new(), ends: Vec::new(), flags: Vec::new(), spelling };
+        let mut table = Self {
+            blob: Vec::new(),
+            ends: Vec::new(),
+            flags: Vec::new(),
+            spelling,
+        };
         let mut rows = rows.into_iter().peekable();
         while let Some(row) = rows.next() {
             if rows.peek().is_some_and(|next| next.id == row.id) {
@@ -92,16 +97,26 @@ impl TokenTable {
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;
         let present = self.flags.get(id)? & PRESENT != 0;
-        let start = if id == 0 { 0 } else { self.ends[id - 1] as usize };
+        let start = if id == 0 {
+            0
+        } else {
+            self.ends[id - 1] as usize
+        };
         present.then(|| &self.blob[start..self.ends[id] as usize])
     }
 
     pub(super) fn is_special(&self, id: u32) -> bool {
-        self.flags.get(id as usize).is_some_and(|flags| flags & SPECIAL != 0)
+        self.flags
+            .get(id as usize)
+            .is_some_and(|flags| flags & SPECIAL != 0)
     }
 
     pub(super) fn decoding(&self) -> Decoding {
-        if self.spelling == Spelling::Other { Decoding::Whole } else { Decoding::Bytes }
+        if self.spelling == Spelling::Other {
+            Decoding::Whole
+        } else {
+            Decoding::Bytes
+        }
     }
 
     pub(super) fn strips_leading_space(&self) -> bool {
@@ -127,7 +142,9 @@ fn spelled_bytes(text: &str, added: bool, spelling: Spelling) -> Vec<u8> {
 pub(super) fn byte_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_hex = digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_hex.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+    is_hex
+        .then(|| u8::from_str_radix(digits, 16).ok())
+        .flatten()
 }
 
 /// The byte that `c` stands for in GPT-2's alphabet: printable Latin-1 stands for itself, the other 68 bytes follow from U+0100.
@@ -144,7 +161,9 @@ fn byte_of_char(c: char) -> Option<u8> {
 
 /// What the decoder of a `tokenizer.json` amounts to.
 pub(super) fn spelling_of(decoder: Option<&Value>) -> Spelling {
-    let Some(decoder) = decoder else { return Spelling::Other };
+    let Some(decoder) = decoder else {
+        return Spelling::Other;
+    };
     let steps = match decoder["decoders"].as_array() {
         Some(steps) => steps.as_slice(),
         None => std::slice::from_ref(decoder),
@@ -159,7 +178,9 @@ pub(super) fn spelling_of(decoder: Option<&Value>) -> Spelling {
                 Spelling::SentencePiece { strip_first: false }
             }
             (Some("Metaspace"), Spelling::Other) if step["replacement"] == "▁" => {
-                Spelling::SentencePiece { strip_first: step["prepend_scheme"] != "never" }
+                Spelling::SentencePiece {
+                    strip_first: step["prepend_scheme"] != "never",
+                }
             }
             (Some("ByteFallback" | "Fuse"), spelling) => spelling,
             (Some("Strip"), Spelling::SentencePiece { .. })
@@ -179,10 +200,17 @@ mod tests {
 
     #[test]
     fn the_byte_alphabet_covers_every_byte_once() {
-        let mut bytes: Vec<u8> = (0..0x200).filter_map(|code| byte_of_char(char::from_u32(code)?)).collect();
+        let mut bytes: Vec<u8> = (0..0x200)
+            .filter_map(|code| byte_of_char(char::from_u32(code)?))
+            .collect();
         assert_eq!(bytes.len(), 256);
         bytes.sort_unstable();
-        assert!(bytes.iter().enumerate().all(|(index, byte)| index == *byte as usize));
+        assert!(
+            bytes
+                .iter()
+                .enumerate()
+                .all(|(index, byte)| index == *byte as usize)
+        );
         assert_eq!(byte_of_char('Ġ'), Some(b' '));
         assert_eq!(byte_of_char('Ċ'), Some(b'\n'));
     }
@@ -190,18 +218,31 @@ mod tests {
     #[test]
     fn only_two_hex_digits_are_a_byte_token() {
         assert_eq!(byte_token("<0xE2>"), Some(0xE2));
-        for text in ["<0x-1>", "<0x+1>", "<0xé>", "<0x1>", "<0x100>", "0xE2", "<0xG0>"] {
+        for text in [
+            "<0x-1>", "<0x+1>", "<0xé>", "<0x1>", "<0x100>", "0xE2", "<0xG0>",
+        ] {
             assert_eq!(byte_token(text), None, "{text}");
         }
     }
 
     #[test]
     fn a_huge_id_is_refused_and_gaps_have_no_text() {
-        let row = |id, text: &str| TokenRow { id, text: text.to_string(), added: false, special: false };
+        let row = |id, text: &str| TokenRow {
+            id,
+            text: text.to_string(),
+            added: false,
+            special: false,
+        };
         assert!(TokenTable::new(vec![row(u32::MAX, "x")], Spelling::ByteLevel).is_err());
         let table = TokenTable::new(vec![row(3, "Ġb"), row(1, "a")], Spelling::ByteLevel).unwrap();
         assert_eq!(table.len(), 4);
-        assert_eq!((table.bytes(0), table.bytes(1), table.bytes(3)), (None, Some(&b"a"[..]), Some(&b" b"[..])));
-        assert_eq!((table.bytes(2), table.bytes(4), table.bytes(u32::MAX)), (None, None, None));
+        assert_eq!(
+            (table.bytes(0), table.bytes(1), table.bytes(3)),
+            (None, Some(&b"a"[..]), Some(&b" b"[..]))
+        );
+        assert_eq!(
+            (table.bytes(2), table.bytes(4), table.bytes(u32::MAX)),
+            (None, None, None)
+        );
     }
 }
