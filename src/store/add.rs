@@ -6,12 +6,13 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::ModelName;
 use super::disk::require_free;
 use super::gguf_name::{group_variants, shard_name, split_shard, strip_extension};
 use super::lock::Lock;
 use super::scan::{PART_SUFFIX, is_wanted_file, is_weight_file, scan, write_gguf_index};
-use super::{ModelName, metadata};
 use crate::error::{Error, Result};
+use crate::formats::gguf::GgufFile;
 
 /// What was added.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,20 +43,24 @@ pub fn add_local(
     name: Option<&str>,
     force: bool,
 ) -> Result<Added> {
-    let real = source
-        .canonicalize()
-        .map_err(|cause| Error::io("open the model", source, cause))?;
+    // The given name counts, not that of what a link points to: download caches keep files under their checksums.
+    let given = if source.is_dir() {
+        source.canonicalize()
+    } else {
+        std::path::absolute(source)
+    };
+    let given = given.map_err(|cause| Error::io("open the model", source, cause))?;
     let name = match name {
         Some(name) => ModelName::parse(name)?,
-        None => default_name(&real)?,
+        None => default_name(&given)?,
     };
-    let items = if real.is_dir() {
-        folder_items(&real, &name)?
+    let items = if given.is_dir() {
+        folder_items(&given, &name)?
     } else {
-        file_items(&real, &name)?
+        file_items(&given, &name)?
     };
     let dir = name.dir_in(models_dir);
-    if real == dir
+    if given == dir
         || items
             .iter()
             .any(|item| item.from.parent() == Some(dir.as_path()))
@@ -106,9 +111,9 @@ pub fn add_local(
     })
 }
 
-fn default_name(real: &Path) -> Result<ModelName> {
-    let file = real.file_name().unwrap_or_default().to_string_lossy();
-    let stem = if real.is_dir() {
+fn default_name(given: &Path) -> Result<ModelName> {
+    let file = given.file_name().unwrap_or_default().to_string_lossy();
+    let stem = if given.is_dir() {
         &*file
     } else {
         split_shard(strip_extension(&file).unwrap_or(&file)).0
@@ -117,8 +122,8 @@ fn default_name(real: &Path) -> Result<ModelName> {
 }
 
 /// The shards of a GGUF file under the model's name, so that name and id are the same.
-fn file_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
-    let file = real
+fn file_items(given: &Path, name: &ModelName) -> Result<Vec<Item>> {
+    let file = given
         .file_name()
         .unwrap_or_default()
         .to_string_lossy()
@@ -126,7 +131,7 @@ fn file_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
     let Some(stem) = strip_extension(&file) else {
         return Err(Error::invalid(format!(
             "`{}` is neither a `.gguf` file nor a checkpoint folder",
-            real.display()
+            given.display()
         )));
     };
     let (base, shard) = split_shard(stem);
@@ -134,9 +139,9 @@ fn file_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
     let mut items = Vec::new();
     for number in 1..=total {
         let (from, to) = match shard {
-            None => (real.to_owned(), format!("{}.gguf", name.name())),
+            None => (given.to_owned(), format!("{}.gguf", name.name())),
             Some(_) => (
-                real.with_file_name(shard_name(base, number, total)),
+                given.with_file_name(shard_name(base, number, total)),
                 shard_name(name.name(), number, total),
             ),
         };
@@ -145,9 +150,9 @@ fn file_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
     Ok(items)
 }
 
-fn folder_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
+fn folder_items(given: &Path, name: &ModelName) -> Result<Vec<Item>> {
     let mut files = Vec::new();
-    collect_wanted(real, "", &mut files)?;
+    collect_wanted(given, "", &mut files)?;
     let weights: Vec<&str> = files
         .iter()
         .map(String::as_str)
@@ -157,13 +162,13 @@ fn folder_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
     if weights.is_empty() {
         return Err(Error::invalid(format!(
             "the folder `{}` holds no `.safetensors` and no `.gguf` file",
-            real.display()
+            given.display()
         )));
     }
     if has_safetensors && !files.iter().any(|file| file == "config.json") {
         return Err(Error::invalid(format!(
             "the folder `{}` has weights but no `config.json`",
-            real.display()
+            given.display()
         )));
     }
     let variants = group_variants(weights.iter().copied());
@@ -180,7 +185,7 @@ fn folder_items(real: &Path, name: &ModelName) -> Result<Vec<Item>> {
     files
         .iter()
         .map(|file| {
-            let (from, to) = (real.join(file), renamed(file));
+            let (from, to) = (given.join(file), renamed(file));
             if strip_extension(file).is_some() {
                 checked_gguf(from, to)
             } else {
@@ -222,9 +227,14 @@ fn item(from: PathBuf, to: String) -> Result<Item> {
 }
 
 fn checked_gguf(from: PathBuf, to: String) -> Result<Item> {
-    let item = item(from, to)?;
-    metadata::check_gguf(&item.from)?;
-    Ok(item)
+    if split_shard(strip_extension(&to).unwrap_or_default())
+        .1
+        .is_none_or(|(number, _)| number == 1)
+    {
+        // Header, tensors and sizes, of all shards.
+        GgufFile::open(&from)?;
+    }
+    item(from, to)
 }
 
 fn place_all(dir: &Path, items: &[Item]) -> Result<u64> {
@@ -275,4 +285,136 @@ fn delete_replaced(dir: &Path, items: &[Item]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{plan_removal, resolve_exact, resolve_for_run};
+    use super::*;
+
+    /// A GGUF file without tensors.
+    fn gguf(architecture: &str) -> Vec<u8> {
+        let mut bytes = b"GGUF".to_vec();
+        bytes.extend(3u32.to_le_bytes());
+        bytes.extend(0u64.to_le_bytes());
+        bytes.extend(1u64.to_le_bytes());
+        for text in ["general.architecture", architecture] {
+            bytes.extend((text.len() as u64).to_le_bytes());
+            bytes.extend(text.as_bytes());
+            if text == "general.architecture" {
+                bytes.extend(8u32.to_le_bytes());
+            }
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes
+    }
+
+    fn ids(models_dir: &Path) -> Vec<String> {
+        scan(models_dir)
+            .unwrap()
+            .into_iter()
+            .map(|model| model.id)
+            .collect()
+    }
+
+    #[test]
+    fn a_file_gets_the_name_as_its_id_and_the_original_survives_deletion() {
+        let home = tempfile::tempdir().unwrap();
+        let (file, models) = (
+            home.path().join("Some-Model.Q4_1.gguf"),
+            home.path().join("models"),
+        );
+        fs::write(&file, gguf("llama")).unwrap();
+        for name in ["short", "u/Long-Name-GGUF"] {
+            let added = add_local(&models, &file, Some(name), false).unwrap();
+            assert_eq!(
+                (added.ids.as_slice(), added.copied_bytes),
+                (&[name.to_owned()][..], 0)
+            );
+            assert!(resolve_for_run(&models, name).unwrap().path.is_file());
+        }
+        let model = resolve_exact(&models, "short").unwrap();
+        assert_eq!(model.architecture, "llama (GGUF)");
+        plan_removal(&models, &model).unwrap().execute().unwrap();
+        assert_eq!(fs::read(&file).unwrap(), gguf("llama"));
+        assert_eq!(ids(&models), ["u/Long-Name-GGUF"]);
+    }
+
+    #[test]
+    fn a_taken_name_is_refused_and_force_replaces_without_touching_the_first_original() {
+        let home = tempfile::tempdir().unwrap();
+        let (one, two, models) = (
+            home.path().join("one.gguf"),
+            home.path().join("two.gguf"),
+            home.path().join("models"),
+        );
+        fs::write(&one, gguf("llama")).unwrap();
+        fs::write(&two, gguf("qwen3")).unwrap();
+        add_local(&models, &one, Some("m"), false).unwrap();
+        let error = add_local(&models, &two, Some("m"), false).unwrap_err();
+        assert!(
+            error.to_string().contains("exists already") && error.hint().is_some(),
+            "{error}"
+        );
+        add_local(&models, &two, Some("m"), true).unwrap();
+        assert_eq!(scan(&models).unwrap()[0].architecture, "qwen3 (GGUF)");
+        assert_eq!(fs::read(&one).unwrap(), gguf("llama"));
+    }
+
+    #[test]
+    fn a_folder_brings_what_belongs_to_a_model_only() {
+        let home = tempfile::tempdir().unwrap();
+        let (folder, models) = (home.path().join("checkpoint"), home.path().join("models"));
+        for file in [
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "README.md",
+            "1_Pooling/config.json",
+            "onnx/model.onnx",
+        ] {
+            fs::create_dir_all(folder.join(file).parent().unwrap()).unwrap();
+            fs::write(folder.join(file), "{}").unwrap();
+        }
+        let added = add_local(&models, &folder, None, false).unwrap();
+        assert_eq!(added.ids, ["checkpoint"]);
+        let dir = models.join("checkpoint");
+        assert!(dir.join("1_Pooling/config.json").exists() && dir.join("tokenizer.json").exists());
+        assert!(!dir.join("README.md").exists() && !dir.join("onnx").exists());
+    }
+
+    #[test]
+    fn what_is_no_model_or_no_name_is_refused_and_leaves_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let (file, models) = (home.path().join("m.gguf"), home.path().join("models"));
+        fs::write(&file, "GGUX").unwrap();
+        assert!(add_local(&models, &file, None, false).is_err());
+        fs::write(&file, &gguf("llama")[..40]).unwrap();
+        assert!(add_local(&models, &file, None, false).is_err());
+        assert!(add_local(&models, &home.path().join("nowhere.gguf"), None, false).is_err());
+        assert!(add_local(&models, home.path().join("empty").as_path(), None, false).is_err());
+        fs::write(&file, gguf("llama")).unwrap();
+        for name in ["../m", "/m", "a//b", "CON", "a\0b"] {
+            assert!(
+                add_local(&models, &file, Some(name), false).is_err(),
+                "{name:?}"
+            );
+        }
+        assert!(!models.exists());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_linked_source_is_resolved() {
+        let home = tempfile::tempdir().unwrap();
+        let (file, models) = (home.path().join("blobs-0123"), home.path().join("models"));
+        fs::write(&file, gguf("llama")).unwrap();
+        let link = home.path().join("link.gguf");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        add_local(&models, &link, Some("m"), false).unwrap();
+        let stored = models.join("m/m.gguf");
+        assert!(!fs::symlink_metadata(&stored).unwrap().is_symlink());
+        fs::remove_file(&file).unwrap();
+        assert_eq!(fs::read(&stored).unwrap(), gguf("llama"));
+    }
 }
