@@ -222,7 +222,8 @@ mod truncation {
     }
 }
 
-#[cfg(all(test, any(target_os = "linux", target_os = "macos")))]
+#[cfg(test)]
+#[cfg(any(target_os = "linux", target_os = "macos"))]
 mod tests {
     use std::io::Write;
     use std::os::unix::process::ExitStatusExt;
