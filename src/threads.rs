@@ -51,7 +51,9 @@ thread_local! {
 
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("num_threads", &self.num_threads()).finish()
+        f.debug_struct("Pool")
+            .field("num_threads", &self.num_threads())
+            .finish()
     }
 }
 
@@ -78,7 +80,11 @@ impl Pool {
                     .expect("the system refuses to start a thread")
             })
             .collect();
-        Self { shared, turn: Mutex::new(()), workers }
+        Self {
+            shared,
+            turn: Mutex::new(()),
+            workers,
+        }
     }
 
     /// Threads that take part in a job, the caller included.
@@ -94,13 +100,21 @@ impl Pool {
             (0..num_tasks).for_each(task);
             return;
         }
-        assert!(num_tasks < u32::MAX as usize, "a job has at most 2^32 tasks");
+        assert!(
+            num_tasks < u32::MAX as usize,
+            "a job has at most 2^32 tasks"
+        );
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let task: Task<'_> = &task;
         let epoch = self.shared.publish(&task, num_tasks);
         self.shared.claim_and_run(epoch);
         self.shared.wait_completed(num_tasks);
-        let panic = self.shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let panic = self
+            .shared
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         drop(turn);
         if let Some(payload) = panic {
             resume_unwind(payload);
@@ -122,8 +136,12 @@ impl Drop for Pool {
 impl Shared {
     /// Makes a job visible and returns its number.
     fn publish(&self, task: &Task<'_>, num_tasks: usize) -> u64 {
-        let epoch = (self.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) & u64::from(u32::MAX);
-        self.task.store(std::ptr::from_ref(task).cast_mut().cast(), Ordering::Relaxed);
+        let epoch =
+            (self.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) & u64::from(u32::MAX);
+        self.task.store(
+            std::ptr::from_ref(task).cast_mut().cast(),
+            Ordering::Relaxed,
+        );
         self.num_tasks.store(num_tasks, Ordering::Relaxed);
         self.completed.store(0, Ordering::Relaxed);
         self.state.store(epoch << 32, Ordering::SeqCst);
@@ -150,7 +168,11 @@ impl Shared {
             }
             // Success proves that job `epoch` still has unfinished tasks (this one), so that what was read above
             // belongs to it: the next job's words are written only after this one's tasks have all completed.
-            if self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            if self
+                .state
+                .compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {
                 continue;
             }
             // SAFETY: the claim above keeps the caller inside `run` until this task is counted as completed, so the
@@ -190,7 +212,12 @@ impl Shared {
 
     /// Waits until the job number differs from `seen`; `None` when the pool ends.
     fn next_epoch(&self, seen: u64) -> Option<u64> {
-        let look = || (self.state.load(Ordering::SeqCst) >> 32, self.stop.load(Ordering::SeqCst));
+        let look = || {
+            (
+                self.state.load(Ordering::SeqCst) >> 32,
+                self.stop.load(Ordering::SeqCst),
+            )
+        };
         for _ in 0..SPINS_BEFORE_SLEEP {
             let (epoch, stop) = look();
             if stop {
@@ -211,7 +238,10 @@ impl Shared {
             if epoch != seen {
                 break Some(epoch);
             }
-            guard = self.bell.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self
+                .bell
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         found
@@ -233,7 +263,11 @@ unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
 impl<'a, T> Disjoint<'a, T> {
     /// Borrows `slice` for writing in parts.
     pub fn new(slice: &'a mut [T]) -> Self {
-        Self { start: slice.as_mut_ptr(), len: slice.len(), owner: std::marker::PhantomData }
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            owner: std::marker::PhantomData,
+        }
     }
 
     /// Elements `start..start + len`. Panics when they leave the slice.
@@ -242,7 +276,11 @@ impl<'a, T> Disjoint<'a, T> {
     /// Parts that are alive at the same time must not overlap.
     #[allow(unsafe_code, clippy::mut_from_ref)]
     pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "part {start}+{len} of {}", self.len);
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "part {start}+{len} of {}",
+            self.len
+        );
         // SAFETY: inside the borrowed slice by the assertion; not aliased by the caller's duty.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
     }
@@ -251,14 +289,18 @@ impl<'a, T> Disjoint<'a, T> {
 /// How many threads this process should compute with: `requested`, else the CPUs it may run on, capped by the CPU quota
 /// of its control group (version 1 or 2, rounded down, at least 1).
 pub fn num_threads(requested: Option<usize>) -> usize {
-    requested.unwrap_or_else(|| available_cpus(Path::new("/sys/fs/cgroup"), Path::new("/proc/self/cgroup")))
+    requested.unwrap_or_else(|| {
+        available_cpus(Path::new("/sys/fs/cgroup"), Path::new("/proc/self/cgroup"))
+    })
 }
 
 fn available_cpus(cgroup_root: &Path, self_cgroup: &Path) -> usize {
     // Honours the affinity mask (and on Linux already looks at the quota, which does no harm).
     let affinity = std::thread::available_parallelism().map_or(1, usize::from);
     let own = std::fs::read_to_string(self_cgroup).unwrap_or_default();
-    affinity.min(cgroup_cpus(cgroup_root, &own).unwrap_or(usize::MAX)).max(1)
+    affinity
+        .min(cgroup_cpus(cgroup_root, &own).unwrap_or(usize::MAX))
+        .max(1)
 }
 
 /// The tightest CPU quota on the way from this process's control group to the root, in whole CPUs.
@@ -266,21 +308,36 @@ fn cgroup_cpus(root: &Path, own: &str) -> Option<usize> {
     let mut quotas = Vec::new();
     for line in own.lines() {
         let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next(), fields.next().unwrap_or(""), fields.next().unwrap_or("/"));
+        let (_, controllers, path) = (
+            fields.next(),
+            fields.next().unwrap_or(""),
+            fields.next().unwrap_or("/"),
+        );
         let version_2 = controllers.is_empty();
         if !version_2 && !controllers.split(',').any(|c| c == "cpu") {
             continue;
         }
-        let base = if version_2 { root.to_path_buf() } else { root.join("cpu") };
+        let base = if version_2 {
+            root.to_path_buf()
+        } else {
+            root.join("cpu")
+        };
         let mut folder = base.join(path.trim_start_matches('/'));
         loop {
-            quotas.extend(if version_2 { quota_v2(&folder) } else { quota_v1(&folder) });
+            quotas.extend(if version_2 {
+                quota_v2(&folder)
+            } else {
+                quota_v1(&folder)
+            });
             if folder == base || !folder.pop() {
                 break;
             }
         }
     }
-    quotas.into_iter().min_by(f64::total_cmp).map(|cpus| (cpus.floor() as usize).max(1))
+    quotas
+        .into_iter()
+        .min_by(f64::total_cmp)
+        .map(|cpus| (cpus.floor() as usize).max(1))
 }
 
 fn quota_v2(folder: &Path) -> Option<f64> {
@@ -290,7 +347,13 @@ fn quota_v2(folder: &Path) -> Option<f64> {
 }
 
 fn quota_v1(folder: &Path) -> Option<f64> {
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).ok()?.trim().parse::<f64>().ok();
+    let read = |name: &str| {
+        std::fs::read_to_string(folder.join(name))
+            .ok()?
+            .trim()
+            .parse::<f64>()
+            .ok()
+    };
     ratio(read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?)
 }
 
@@ -311,7 +374,10 @@ mod tests {
                 pool.run(round, |i| {
                     counts[i].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 1), "{num_threads} threads, round {round}");
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{num_threads} threads, round {round}"
+                );
             }
         }
     }

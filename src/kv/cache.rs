@@ -11,7 +11,12 @@ pub struct KvCache {
 impl KvCache {
     /// Pages of `num_blocks` blocks for each layer; their memory is committed when it is first written.
     pub fn new(shapes: &[PageShape], num_blocks: usize) -> Self {
-        Self { layers: shapes.iter().map(|&shape| Pages::new(shape, num_blocks)).collect() }
+        Self {
+            layers: shapes
+                .iter()
+                .map(|&shape| Pages::new(shape, num_blocks))
+                .collect(),
+        }
     }
 
     /// Bytes of one block over all layers.

@@ -11,7 +11,10 @@ impl BlockPool {
     /// A pool of blocks `0..num_blocks`, all free.
     pub fn new(num_blocks: usize) -> Self {
         let count = u32::try_from(num_blocks).expect("block numbers have 32 bits");
-        Self { free: (0..count).rev().collect(), references: vec![0; num_blocks] }
+        Self {
+            free: (0..count).rev().collect(),
+            references: vec![0; num_blocks],
+        }
     }
 
     /// All blocks.

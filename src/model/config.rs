@@ -98,7 +98,11 @@ pub enum BiasPresence {
 impl ModelConfig {
     /// Geometry of the KV pages of every layer.
     pub fn page_shapes(&self) -> Vec<PageShape> {
-        let shape = PageShape { kv_heads: self.num_kv_heads, key_dim: self.head_dim, value_dim: self.head_dim };
+        let shape = PageShape {
+            kv_heads: self.num_kv_heads,
+            key_dim: self.head_dim,
+            value_dim: self.head_dim,
+        };
         vec![shape; self.layers.len()]
     }
 }

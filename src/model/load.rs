@@ -38,7 +38,10 @@ pub fn load(ctx: &Context, path: &Path, options: LoadOptions) -> Result<LoadedMo
     let weights = formats::open(path)?;
     let config = read_config(&weights, path)?;
     let transformer = Loader::new(ctx, &weights, config, options)?.transformer()?;
-    Ok(LoadedModel { transformer, weights })
+    Ok(LoadedModel {
+        transformer,
+        weights,
+    })
 }
 
 impl ByteStore for MappedBytes {
@@ -62,7 +65,12 @@ struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    fn new(ctx: &'a Context, weights: &'a Weights, config: ModelConfig, options: LoadOptions) -> Result<Self> {
+    fn new(
+        ctx: &'a Context,
+        weights: &'a Weights,
+        config: ModelConfig,
+        options: LoadOptions,
+    ) -> Result<Self> {
         let names = Names::of(weights, config.sandwich_norms);
         let mut unused = HashMap::new();
         let mut skipped = Vec::new();
@@ -72,7 +80,9 @@ impl<'a> Loader<'a> {
                 Some(canonical) => {
                     if let Some(other) = unused.insert(canonical, tensor.name.clone()) {
                         let name = &tensor.name;
-                        return Err(Error::invalid(format!("`{name}` and `{other}` are the same tensor of the model")));
+                        return Err(Error::invalid(format!(
+                            "`{name}` and `{other}` are the same tensor of the model"
+                        )));
                     }
                 }
             }
@@ -80,15 +90,27 @@ impl<'a> Loader<'a> {
         if let Some(first) = skipped.first() {
             tracing::info!(tensors = skipped.len(), first = %first, "tensors that are not the language model's are skipped");
         }
-        Ok(Self { ctx, weights, config, options, names, unused })
+        Ok(Self {
+            ctx,
+            weights,
+            config,
+            options,
+            names,
+            unused,
+        })
     }
 
     fn transformer(mut self) -> Result<Transformer> {
         let (vocab, hidden) = (self.config.vocab_size, self.config.hidden_size);
         let embedding_name = format!("{}.weight", self.names.model(ModelWeight::Embedding));
         let embedding = self.matrix(&embedding_name, vocab, hidden)?;
-        let layers = (0..self.config.layers.len()).map(|i| self.layer(i)).collect::<Result<Vec<_>>>()?;
-        let norm = self.norm(&format!("{}.weight", self.names.model(ModelWeight::FinalNorm)), hidden)?;
+        let layers = (0..self.config.layers.len())
+            .map(|i| self.layer(i))
+            .collect::<Result<Vec<_>>>()?;
+        let norm = self.norm(
+            &format!("{}.weight", self.names.model(ModelWeight::FinalNorm)),
+            hidden,
+        )?;
         let head = self.head(&embedding)?;
         self.refuse_unused()?;
         Ok(Transformer::new(self.config, embedding, layers, norm, head))
@@ -109,7 +131,8 @@ impl<'a> Loader<'a> {
             }
             _ => self.matrix(&name, self.config.vocab_size, self.config.hidden_size)?,
         };
-        Linear::new(self.ctx, &matrix, None, self.options.path).map_err(|e| e.context(format!("tensor `{name}`")))
+        Linear::new(self.ctx, &matrix, None, self.options.path)
+            .map_err(|e| e.context(format!("tensor `{name}`")))
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer> {
@@ -129,18 +152,33 @@ impl<'a> Loader<'a> {
             k: self.linear(layer, LayerWeight::K, kv, hidden, qkv_bias)?,
             v: self.linear(layer, LayerWeight::V, kv, hidden, qkv_bias)?,
             o: self.linear(layer, LayerWeight::O, hidden, q, o_bias)?,
-            q_norm: per_head.then(|| norm(self, LayerWeight::QNorm, head_dim)).transpose()?,
-            k_norm: per_head.then(|| norm(self, LayerWeight::KNorm, head_dim)).transpose()?,
-            post_attn_norm: sandwich.then(|| norm(self, LayerWeight::PostAttnNorm, hidden)).transpose()?,
+            q_norm: per_head
+                .then(|| norm(self, LayerWeight::QNorm, head_dim))
+                .transpose()?,
+            k_norm: per_head
+                .then(|| norm(self, LayerWeight::KNorm, head_dim))
+                .transpose()?,
+            post_attn_norm: sandwich
+                .then(|| norm(self, LayerWeight::PostAttnNorm, hidden))
+                .transpose()?,
             ffn_norm: norm(self, LayerWeight::FfnNorm, hidden)?,
-            post_ffn_norm: sandwich.then(|| norm(self, LayerWeight::PostFfnNorm, hidden)).transpose()?,
+            post_ffn_norm: sandwich
+                .then(|| norm(self, LayerWeight::PostFfnNorm, hidden))
+                .transpose()?,
             gate: self.linear(layer, LayerWeight::Gate, inner, hidden, mlp_bias)?,
             up: self.linear(layer, LayerWeight::Up, inner, hidden, mlp_bias)?,
             down: self.linear(layer, LayerWeight::Down, hidden, inner, mlp_bias)?,
         })
     }
 
-    fn linear(&mut self, layer: usize, weight: LayerWeight, out: usize, inn: usize, bias: BiasPresence) -> Result<Linear> {
+    fn linear(
+        &mut self,
+        layer: usize,
+        weight: LayerWeight,
+        out: usize,
+        inn: usize,
+        bias: BiasPresence,
+    ) -> Result<Linear> {
         let stem = self.names.layer(layer, weight);
         let (weight_name, bias_name) = (format!("{stem}.weight"), format!("{stem}.bias"));
         let matrix = self.matrix(&weight_name, out, inn)?;
@@ -151,21 +189,30 @@ impl<'a> Loader<'a> {
             // A bias that must not be there stays unused and is refused by name.
             BiasPresence::Optional | BiasPresence::Absent => None,
         };
-        Linear::new(self.ctx, &matrix, bias, self.options.path).map_err(|e| e.context(format!("tensor `{weight_name}`")))
+        Linear::new(self.ctx, &matrix, bias, self.options.path)
+            .map_err(|e| e.context(format!("tensor `{weight_name}`")))
     }
 
     fn norm(&mut self, name: &str, size: usize) -> Result<Vec<f32>> {
         let mut weight = self.vector(name, size)?;
         // In F32, as the reference does: adding 1 in half precision would lose the low bits.
-        weight.iter_mut().for_each(|w| *w += self.config.norm_offset);
+        weight
+            .iter_mut()
+            .for_each(|w| *w += self.config.norm_offset);
         Ok(weight)
     }
 
     fn take(&mut self, name: &str) -> Result<TensorView> {
         let in_file = self.unused.remove(name).ok_or_else(|| {
-            Error::invalid(format!("the checkpoint has no tensor `{name}`, which a {} model needs", self.config.architecture))
+            Error::invalid(format!(
+                "the checkpoint has no tensor `{name}`, which a {} model needs",
+                self.config.architecture
+            ))
         })?;
-        Ok(self.weights.find(&in_file).expect("listed tensors can be found"))
+        Ok(self
+            .weights
+            .find(&in_file)
+            .expect("listed tensors can be found"))
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<RawMatrix> {
@@ -179,12 +226,18 @@ impl<'a> Loader<'a> {
         let view = self.take(name)?;
         expect_shape(&view, &[size])?;
         let mut values = vec![0.0; size];
-        let decoded = view.info.encoding.decode_row(view.bytes.as_slice(), &mut values);
+        let decoded = view
+            .info
+            .encoding
+            .decode_row(view.bytes.as_slice(), &mut values);
         decoded.map_err(|e| e.context(format!("tensor `{}`", view.info.name)))?;
         match values.iter().position(|x| !x.is_finite()) {
             Some(at) => {
                 let name = &view.info.name;
-                Err(Error::invalid(format!("tensor `{name}` holds {} at element {at}", values[at])))
+                Err(Error::invalid(format!(
+                    "tensor `{name}` holds {} at element {at}",
+                    values[at]
+                )))
             }
             None => Ok(values),
         }
@@ -199,7 +252,9 @@ impl<'a> Loader<'a> {
             None => Ok(()),
             Some(first) => {
                 let (count, name) = (left.len(), self.config.architecture);
-                let text = format!("the checkpoint has {count} tensors that a {name} model does not use, such as `{first}`");
+                let text = format!(
+                    "the checkpoint has {count} tensors that a {name} model does not use, such as `{first}`"
+                );
                 Err(Error::unsupported(text))
             }
         }
@@ -211,5 +266,7 @@ fn expect_shape(view: &TensorView, expected: &[usize]) -> Result<()> {
         return Ok(());
     }
     let (name, found) = (&view.info.name, &view.info.shape);
-    Err(Error::invalid(format!("tensor `{name}` has shape {found:?}, expected {expected:?}")))
+    Err(Error::invalid(format!(
+        "tensor `{name}` has shape {found:?}, expected {expected:?}"
+    )))
 }

@@ -35,12 +35,19 @@ pub(super) enum LayerWeight {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Names {
     /// Hugging Face, `sandwich` for families with norms behind the blocks, where `post_attention_layernorm` is one.
-    Hf { sandwich: bool },
+    Hf {
+        sandwich: bool,
+    },
     Gguf,
 }
 
 /// Prefixes under which safetensors files keep the language model; all stand for `model.` (the head for nothing).
-const HF_PREFIXES: [&str; 4] = ["model.language_model.", "language_model.model.", "language_model.", "model."];
+const HF_PREFIXES: [&str; 4] = [
+    "model.language_model.",
+    "language_model.model.",
+    "language_model.",
+    "model.",
+];
 
 /// Tensors that are not the language model's, or that it computes itself: skipped without reading their bytes.
 const HF_SKIPPED: [&str; 9] = [
@@ -87,11 +94,20 @@ impl Names {
         if self == Self::Gguf {
             return Some(name.to_owned());
         }
-        if HF_SKIPPED.iter().any(|prefix| name.starts_with(prefix)) || name.ends_with(".rotary_emb.inv_freq") {
+        if HF_SKIPPED.iter().any(|prefix| name.starts_with(prefix))
+            || name.ends_with(".rotary_emb.inv_freq")
+        {
             return None;
         }
-        let rest = HF_PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-        Some(if rest.starts_with("lm_head.") { rest.to_owned() } else { format!("model.{rest}") })
+        let rest = HF_PREFIXES
+            .iter()
+            .find_map(|prefix| name.strip_prefix(prefix))
+            .unwrap_or(name);
+        Some(if rest.starts_with("lm_head.") {
+            rest.to_owned()
+        } else {
+            format!("model.{rest}")
+        })
     }
 }
 
@@ -142,11 +158,26 @@ mod tests {
         let canonical = |name: &str| names.canonical(name);
         for prefix in HF_PREFIXES {
             let name = format!("{prefix}layers.3.mlp.up_proj.weight");
-            assert_eq!(canonical(&name).as_deref(), Some("model.layers.3.mlp.up_proj.weight"));
+            assert_eq!(
+                canonical(&name).as_deref(),
+                Some("model.layers.3.mlp.up_proj.weight")
+            );
         }
-        assert_eq!(canonical("language_model.lm_head.weight").as_deref(), Some("lm_head.weight"));
-        assert_eq!(canonical("lm_head.weight").as_deref(), Some("lm_head.weight"));
-        assert_eq!(canonical("vision_tower.vision_model.post_layernorm.bias"), None);
-        assert_eq!(canonical("model.layers.0.self_attn.rotary_emb.inv_freq"), None);
+        assert_eq!(
+            canonical("language_model.lm_head.weight").as_deref(),
+            Some("lm_head.weight")
+        );
+        assert_eq!(
+            canonical("lm_head.weight").as_deref(),
+            Some("lm_head.weight")
+        );
+        assert_eq!(
+            canonical("vision_tower.vision_model.post_layernorm.bias"),
+            None
+        );
+        assert_eq!(
+            canonical("model.layers.0.self_attn.rotary_emb.inv_freq"),
+            None
+        );
     }
 }

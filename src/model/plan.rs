@@ -5,7 +5,7 @@ use std::path::Path;
 use super::ModelConfig;
 use crate::error::{Error, Result};
 use crate::kv::{BLOCK_TOKENS, KvCache};
-use crate::units::format_bytes;
+use crate::units::format_size;
 
 /// Tokens of the largest prefill chunk; activations are planned for it.
 pub const CHUNK_TOKENS: usize = 512;
@@ -36,35 +36,67 @@ pub fn activation_bytes(config: &ModelConfig, tokens: usize) -> usize {
 ///
 /// # Errors
 /// `OutOfMemory`, with the numbers, when an explicit request does not fit, or not even 256 tokens would.
-pub fn plan(config: &ModelConfig, weight_bytes: usize, requested: Option<usize>, available: usize) -> Result<Plan> {
+pub fn plan(
+    config: &ModelConfig,
+    weight_bytes: usize,
+    requested: Option<usize>,
+    available: usize,
+) -> Result<Plan> {
     /// Less context than this is of no use to anybody.
     const MIN_CONTEXT: usize = 256;
     let block_bytes = KvCache::block_bytes(&config.page_shapes());
     let activation_bytes = activation_bytes(config, CHUNK_TOKENS);
     let left = available.saturating_sub(weight_bytes + activation_bytes);
     let fits = left / block_bytes.max(1) * BLOCK_TOKENS;
-    let own = requested.unwrap_or(config.max_context).min(config.max_context);
-    let context = if requested.is_some() { own } else { own.min(fits) };
+    let own = requested
+        .unwrap_or(config.max_context)
+        .min(config.max_context);
+    let context = if requested.is_some() {
+        own
+    } else {
+        own.min(fits)
+    };
     let kv_bytes = context.div_ceil(BLOCK_TOKENS) * block_bytes;
     if context > fits || context < MIN_CONTEXT.min(own) {
-        let [weights, kv, activations, memory] = [weight_bytes, kv_bytes, activation_bytes, available].map(format_bytes);
+        let [weights, kv, activations, memory] =
+            [weight_bytes, kv_bytes, activation_bytes, available].map(|b| format_size(b as u64));
         return Err(Error::out_of_memory(format!(
             "the model does not fit: weights {weights}, KV cache {kv} for {own} tokens, activations {activations}, available {memory}"
         ))
         .with_hint("choose a smaller --max-context-len or a smaller quantisation, or free memory"));
     }
-    Ok(Plan { weight_bytes, kv_bytes, activation_bytes, context })
+    Ok(Plan {
+        weight_bytes,
+        kv_bytes,
+        activation_bytes,
+        context,
+    })
 }
 
 /// Bytes that this process may still take: what the system has available, capped by the control group's limit.
 pub fn available_memory() -> usize {
-    let system = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| meminfo(&text, "MemAvailable:"));
-    let groups = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let system = std::fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| meminfo(&text, "MemAvailable:"));
+    let groups = [
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    ];
     let limit = groups.iter().find_map(|path| limit_of(Path::new(path)));
-    let used = ["/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes"];
-    let used = used.iter().find_map(|path| limit_of(Path::new(path))).unwrap_or(0);
+    let used = [
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ];
+    let used = used
+        .iter()
+        .find_map(|path| limit_of(Path::new(path)))
+        .unwrap_or(0);
     let group = limit.map(|limit| limit.saturating_sub(used));
-    system.into_iter().chain(group).min().unwrap_or(usize::MAX / 2)
+    system
+        .into_iter()
+        .chain(group)
+        .min()
+        .unwrap_or(usize::MAX / 2)
 }
 
 fn limit_of(path: &Path) -> Option<usize> {
@@ -73,7 +105,12 @@ fn limit_of(path: &Path) -> Option<usize> {
 
 fn meminfo(text: &str, key: &str) -> Option<usize> {
     let line = text.lines().find(|line| line.starts_with(key))?;
-    let kib: usize = line[key.len()..].trim().trim_end_matches("kB").trim().parse().ok()?;
+    let kib: usize = line[key.len()..]
+        .trim()
+        .trim_end_matches("kB")
+        .trim()
+        .parse()
+        .ok()?;
     kib.checked_mul(1024)
 }
 
@@ -83,7 +120,10 @@ mod tests {
 
     #[test]
     fn memory_information_is_read_in_kibibytes() {
-        assert_eq!(meminfo("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable:"), Some(12 * 1024));
+        assert_eq!(
+            meminfo("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable:"),
+            Some(12 * 1024)
+        );
         assert_eq!(meminfo("MemTotal: 5 kB\n", "MemAvailable:"), None);
     }
 }

@@ -36,7 +36,10 @@ pub struct Batch {
 
 impl Batch {
     fn tokens(&self) -> Vec<u32> {
-        self.sequences.iter().flat_map(|s| s.tokens.iter().copied()).collect()
+        self.sequences
+            .iter()
+            .flat_map(|s| s.tokens.iter().copied())
+            .collect()
     }
 
     fn positions(&self) -> Vec<u32> {
@@ -45,11 +48,17 @@ impl Batch {
     }
 
     fn slots(&self) -> Vec<usize> {
-        let slot = |s: &Sequence, p: usize| s.block_table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS;
+        let slot = |s: &Sequence, p: usize| {
+            s.block_table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS
+        };
         let of = |s| (0..s as usize).collect::<Vec<_>>();
         self.sequences
             .iter()
-            .flat_map(|s| of(s.tokens.len() as u32).into_iter().map(move |i| slot(s, s.first_position + i)))
+            .flat_map(|s| {
+                of(s.tokens.len() as u32)
+                    .into_iter()
+                    .map(move |i| slot(s, s.first_position + i))
+            })
             .collect()
     }
 
@@ -100,7 +109,9 @@ pub(super) struct Layer {
 
 impl Layer {
     fn linears(&self) -> [&Linear; 7] {
-        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down]
+        [
+            &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
+        ]
     }
 }
 
@@ -130,7 +141,13 @@ impl Transformer {
         norm: Vec<f32>,
         head: Linear,
     ) -> Self {
-        Self { config, embedding, layers, norm, head }
+        Self {
+            config,
+            embedding,
+            layers,
+            norm,
+            head,
+        }
     }
 
     /// The configuration.
@@ -141,13 +158,23 @@ impl Transformer {
     /// Bytes of weights that stay resident: linear layers as they are multiplied, and norms. A tied embedding is counted
     /// once; of an embedding table of its own only the rows that are read become resident, but all of it is counted.
     pub fn weight_bytes(&self) -> usize {
-        let layers: usize = self.layers.iter().flat_map(|l| l.linears()).map(Linear::bytes).sum();
+        let layers: usize = self
+            .layers
+            .iter()
+            .flat_map(|l| l.linears())
+            .map(Linear::bytes)
+            .sum();
         layers + self.head.bytes() + self.embedding.bytes().len()
     }
 
     /// Bytes of weights that one token's step reads.
     pub fn bytes_per_step(&self) -> usize {
-        let layers: usize = self.layers.iter().flat_map(|l| l.linears()).map(Linear::bytes).sum();
+        let layers: usize = self
+            .layers
+            .iter()
+            .flat_map(|l| l.linears())
+            .map(Linear::bytes)
+            .sum();
         layers + self.head.bytes()
     }
 
@@ -160,10 +187,21 @@ impl Transformer {
     /// `Invalid` for a token id outside the vocabulary.
     pub fn forward(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
         let positions = batch.positions();
-        let rope = |r: &super::config::RopeConfig| rope_table(ctx, &positions, &r.frequencies, r.magnitude);
-        let step =
-            Step { ctx, rows: batch.rows(), slots: batch.slots(), ropes: self.config.ropes.iter().map(rope).collect() };
-        let mut x = embed(ctx, &self.embedding, &batch.tokens(), self.config.embedding_scale)?; // [tokens, hidden]
+        let rope = |r: &super::config::RopeConfig| {
+            rope_table(ctx, &positions, &r.frequencies, r.magnitude)
+        };
+        let step = Step {
+            ctx,
+            rows: batch.rows(),
+            slots: batch.slots(),
+            ropes: self.config.ropes.iter().map(rope).collect(),
+        };
+        let mut x = embed(
+            ctx,
+            &self.embedding,
+            &batch.tokens(),
+            self.config.embedding_scale,
+        )?; // [tokens, hidden]
         for (index, layer) in self.layers.iter().enumerate() {
             self.attention_block(&step, index, layer, &mut x, kv)?;
             self.feed_forward_block(&step, layer, &mut x)?;
@@ -189,14 +227,27 @@ impl Transformer {
         let layer_config = &c.layers[index];
         let normed = rms_norm(ctx, x, &layer.attn_norm, c.norm_eps);
         let qkv = Linear::forward_all(ctx, &Input::new(&normed), &[&layer.q, &layer.k, &layer.v])?;
-        let [mut q, mut k, v]: [Tensor; 3] = qkv.try_into().expect("three results for three layers"); // [tokens, heads * head_dim]
+        let [mut q, mut k, v]: [Tensor; 3] =
+            qkv.try_into().expect("three results for three layers"); // [tokens, heads * head_dim]
         if let (Some(q_norm), Some(k_norm)) = (&layer.q_norm, &layer.k_norm) {
             rms_norm_in_place(ctx, &mut q, q_norm, c.norm_eps);
             rms_norm_in_place(ctx, &mut k, k_norm, c.norm_eps);
         }
         let pairing = c.ropes[layer_config.rope].pairing;
-        rope(ctx, &mut q, c.head_dim, pairing, &step.ropes[layer_config.rope]);
-        rope(ctx, &mut k, c.head_dim, pairing, &step.ropes[layer_config.rope]);
+        rope(
+            ctx,
+            &mut q,
+            c.head_dim,
+            pairing,
+            &step.ropes[layer_config.rope],
+        );
+        rope(
+            ctx,
+            &mut k,
+            c.head_dim,
+            pairing,
+            &step.ropes[layer_config.rope],
+        );
         kv_write(ctx, kv.layer_mut(index), &k, &v, &step.slots);
         let options = AttentionOptions {
             scale: c.attention_scale,

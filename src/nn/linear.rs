@@ -44,7 +44,10 @@ pub struct Input<'a> {
 impl<'a> Input<'a> {
     /// `x` `[rows, features]`.
     pub fn new(x: &'a Tensor) -> Self {
-        Self { x, rounded: OnceCell::new() }
+        Self {
+            x,
+            rounded: OnceCell::new(),
+        }
     }
 }
 
@@ -53,8 +56,16 @@ impl Linear {
     ///
     /// # Errors
     /// `Unsupported` when the encoding has no kernel and no decoder.
-    pub fn new(ctx: &Context, weight: &RawMatrix, bias: Option<Vec<f32>>, path: WeightPath) -> Result<Self> {
-        assert!(bias.as_ref().is_none_or(|b| b.len() == weight.rows()), "bias for {weight:?}");
+    pub fn new(
+        ctx: &Context,
+        weight: &RawMatrix,
+        bias: Option<Vec<f32>>,
+        path: WeightPath,
+    ) -> Result<Self> {
+        assert!(
+            bias.as_ref().is_none_or(|b| b.len() == weight.rows()),
+            "bias for {weight:?}"
+        );
         let weight = if path == WeightPath::Fast && QMatrix::supports(weight.encoding()) {
             Weight::Packed(QMatrix::pack(ctx, weight)?)
         } else {

@@ -18,7 +18,10 @@ impl CpuLevel {
     /// The best level of this CPU.
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
-        if ["avx2", "fma", "f16c", "bmi1", "bmi2"].iter().all(|f| has_feature(f)) {
+        if ["avx2", "fma", "f16c", "bmi1", "bmi2"]
+            .iter()
+            .all(|f| has_feature(f))
+        {
             return Self::Avx2;
         }
         Self::Scalar
@@ -41,8 +44,13 @@ impl CpuLevel {
         match requested {
             None => Ok(Self::detect()),
             Some(level) if Self::available().contains(&level) => Ok(level),
-            Some(level) => Err(Error::unsupported(format!("this CPU does not have the instruction set `{level}`"))
-                .with_hint(format!("unset OXYDLLM_CPU_LEVEL to use `{}`", Self::detect()))),
+            Some(level) => Err(Error::unsupported(format!(
+                "this CPU does not have the instruction set `{level}`"
+            ))
+            .with_hint(format!(
+                "unset OXYDLLM_CPU_LEVEL to use `{}`",
+                Self::detect()
+            ))),
         }
     }
 }
@@ -75,7 +83,9 @@ impl FromStr for CpuLevel {
         match text.trim().to_ascii_lowercase().as_str() {
             "scalar" => Ok(Self::Scalar),
             "avx2" => Ok(Self::Avx2),
-            other => Err(Error::invalid(format!("CPU level `{other}`: expected `scalar` or `avx2`"))),
+            other => Err(Error::invalid(format!(
+                "CPU level `{other}`: expected `scalar` or `avx2`"
+            ))),
         }
     }
 }

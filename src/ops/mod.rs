@@ -50,7 +50,11 @@ pub struct Context {
 impl Context {
     /// A CPU context.
     pub fn cpu(pool: Arc<Pool>, level: CpuLevel) -> Self {
-        Self { pool, level, arena: Arena::default() }
+        Self {
+            pool,
+            level,
+            arena: Arena::default(),
+        }
     }
 
     /// The instruction-set level.
@@ -70,7 +74,12 @@ impl Context {
 
     /// A tensor with the given values; `values.len()` must be `rows * cols`.
     pub fn tensor(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
-        assert_eq!(values.len(), rows * cols, "a {rows} x {cols} tensor from {} values", values.len());
+        assert_eq!(
+            values.len(),
+            rows * cols,
+            "a {rows} x {cols} tensor from {} values",
+            values.len()
+        );
         let mut tensor = self.uninit(rows, cols);
         tensor.as_mut_slice().copy_from_slice(values);
         tensor
@@ -78,7 +87,12 @@ impl Context {
 
     /// Calls `work(first, count)` over `rows` in parts of some size, on all threads when `rows * cost` (in elements
     /// touched) is worth it. Which part a row is in must not matter to it.
-    pub(crate) fn for_row_ranges(&self, rows: usize, cost: usize, work: impl Fn(usize, usize) + Sync) {
+    pub(crate) fn for_row_ranges(
+        &self,
+        rows: usize,
+        cost: usize,
+        work: impl Fn(usize, usize) + Sync,
+    ) {
         /// Below this many elements a fork costs more than it saves.
         const MIN_PARALLEL: usize = 16 * 1024;
         let threads = self.pool.num_threads();
@@ -86,7 +100,9 @@ impl Context {
             return work(0, rows);
         }
         let part = rows.div_ceil(threads * 4).max(1);
-        self.pool.run(rows.div_ceil(part), |i| work(i * part, part.min(rows - i * part)));
+        self.pool.run(rows.div_ceil(part), |i| {
+            work(i * part, part.min(rows - i * part))
+        });
     }
 }
 

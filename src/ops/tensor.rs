@@ -18,7 +18,9 @@ pub struct Arena {
 
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Arena").field("free_bytes", &self.free_bytes()).finish()
+        f.debug_struct("Arena")
+            .field("free_bytes", &self.free_bytes())
+            .finish()
     }
 }
 
@@ -26,7 +28,9 @@ impl Arena {
     /// A buffer of `len` floats with unspecified (but initialised) values: the smallest free one that fits, else a new one.
     fn take(&self, len: usize) -> Vec<f32> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let best = (0..free.len()).filter(|&i| free[i].capacity() >= len).min_by_key(|&i| free[i].capacity());
+        let best = (0..free.len())
+            .filter(|&i| free[i].capacity() >= len)
+            .min_by_key(|&i| free[i].capacity());
         let mut buffer = best.map(|i| free.swap_remove(i)).unwrap_or_default();
         drop(free);
         // Only the part that was never used is filled.
@@ -38,7 +42,9 @@ impl Arena {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(buffer);
         if free.len() > MAX_FREE_BUFFERS {
-            let smallest = (0..free.len()).min_by_key(|&i| free[i].capacity()).expect("not empty");
+            let smallest = (0..free.len())
+                .min_by_key(|&i| free[i].capacity())
+                .expect("not empty");
             free.swap_remove(smallest);
         }
     }
@@ -83,8 +89,18 @@ impl fmt::Debug for Tensor {
 impl Tensor {
     /// A CPU tensor with unspecified values.
     pub(crate) fn uninit_cpu(arena: &Arena, rows: usize, cols: usize) -> Self {
-        let values = arena.take(rows.checked_mul(cols).expect("an activation fits the address space"));
-        Self { rows, cols, storage: Storage::Cpu(CpuBuffer { values, arena: arena.clone() }) }
+        let values = arena.take(
+            rows.checked_mul(cols)
+                .expect("an activation fits the address space"),
+        );
+        Self {
+            rows,
+            cols,
+            storage: Storage::Cpu(CpuBuffer {
+                values,
+                arena: arena.clone(),
+            }),
+        }
     }
 
     /// Number of rows (tokens, in most places).

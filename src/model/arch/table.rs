@@ -86,7 +86,11 @@ const LLAMA: Architecture = Architecture {
     gguf_pairing: Pairing::Interleaved,
     window: WindowRule::None,
     query_pre_attn_scalar: false,
-    defaults: &[("rope_theta", 10_000.0), ("rms_norm_eps", 1e-6), ("max_position_embeddings", 2048.0)],
+    defaults: &[
+        ("rope_theta", 10_000.0),
+        ("rms_norm_eps", 1e-6),
+        ("max_position_embeddings", 2048.0),
+    ],
     extra_stop_ids: &[],
 };
 
@@ -162,7 +166,10 @@ pub const ARCHITECTURES: &[Architecture] = &[
 impl Architecture {
     /// What a class assumes for a field that a file leaves out.
     pub fn default_of(&self, hf_key: &str) -> Option<f64> {
-        self.defaults.iter().find(|(key, _)| *key == hf_key).map(|(_, value)| *value)
+        self.defaults
+            .iter()
+            .find(|(key, _)| *key == hf_key)
+            .map(|(_, value)| *value)
     }
 }
 
@@ -174,7 +181,10 @@ pub fn find_hf<'a>(classes: impl IntoIterator<Item = &'a str>) -> Result<&'stati
     let classes: Vec<&str> = classes.into_iter().collect();
     let known = |class: &&str| ARCHITECTURES.iter().find(|a| a.hf.contains(class));
     classes.iter().find_map(known).ok_or_else(|| {
-        unsupported(&classes.join("`, `"), ARCHITECTURES.iter().flat_map(|a| a.hf.iter().copied()))
+        unsupported(
+            &classes.join("`, `"),
+            ARCHITECTURES.iter().flat_map(|a| a.hf.iter().copied()),
+        )
     })
 }
 
@@ -186,7 +196,12 @@ pub fn find_gguf(name: &str) -> Result<&'static Architecture> {
     ARCHITECTURES
         .iter()
         .find(|a| a.gguf.contains(&name))
-        .ok_or_else(|| unsupported(name, ARCHITECTURES.iter().flat_map(|a| a.gguf.iter().copied())))
+        .ok_or_else(|| {
+            unsupported(
+                name,
+                ARCHITECTURES.iter().flat_map(|a| a.gguf.iter().copied()),
+            )
+        })
 }
 
 fn unsupported<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> Error {
@@ -203,7 +218,10 @@ mod tests {
     fn no_name_stands_in_two_rows() {
         for names in [
             ARCHITECTURES.iter().flat_map(|a| a.hf).collect::<Vec<_>>(),
-            ARCHITECTURES.iter().flat_map(|a| a.gguf).collect::<Vec<_>>(),
+            ARCHITECTURES
+                .iter()
+                .flat_map(|a| a.gguf)
+                .collect::<Vec<_>>(),
         ] {
             let distinct: std::collections::HashSet<_> = names.iter().collect();
             assert_eq!(distinct.len(), names.len());
@@ -223,8 +241,17 @@ mod tests {
     #[test]
     fn an_unknown_name_is_refused_with_the_list() {
         let error = find_hf(["MambaForCausalLM"]).unwrap_err();
-        assert_eq!(error.chain(), "architecture `MambaForCausalLM` is not supported");
+        assert_eq!(
+            error.chain(),
+            "architecture `MambaForCausalLM` is not supported"
+        );
         assert!(error.hint().unwrap().contains("`Qwen3ForCausalLM`"));
-        assert!(find_gguf("mamba").unwrap_err().hint().unwrap().contains("`gemma3`"));
+        assert!(
+            find_gguf("mamba")
+                .unwrap_err()
+                .hint()
+                .unwrap()
+                .contains("`gemma3`")
+        );
     }
 }

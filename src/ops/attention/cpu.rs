@@ -83,13 +83,23 @@ impl Work<'_> {
         let (token, head) = self.place(row);
         let key_dim = self.pages.shape().key_dim;
         let to = self.sequence.first_position + row / self.group + 1;
-        let from = self.options.window.map_or(0, |window| to.saturating_sub(window));
-        Row { q: &self.q.row(token)[head * key_dim..][..key_dim], from, to }
+        let from = self
+            .options
+            .window
+            .map_or(0, |window| to.saturating_sub(window));
+        Row {
+            q: &self.q.row(token)[head * key_dim..][..key_dim],
+            from,
+            to,
+        }
     }
 
     /// Row in the batch and query head of a flattened row.
     fn place(&self, row: usize) -> (usize, usize) {
-        (self.sequence.first_row + row / self.group, self.kv_head * self.group + row % self.group)
+        (
+            self.sequence.first_row + row / self.group,
+            self.kv_head * self.group + row % self.group,
+        )
     }
 
     fn write(&self, row: usize, values: &[f32], sum: f32) {
@@ -114,7 +124,11 @@ unsafe fn pass_body<V: Simd, const R: usize>(work: &Work<'_>, first: usize, scra
     let rows: [Row<'_>; R] = std::array::from_fn(|r| work.row(first + r));
     let value_stride = work.pages.shape().value_dim.next_multiple_of(LANES);
     let (merged, own) = scratch.split_at_mut(MAX_ROWS * value_stride);
-    let mut running = [Running { max: 0.0, sum: 0.0, empty: true }; R];
+    let mut running = [Running {
+        max: 0.0,
+        sum: 0.0,
+        empty: true,
+    }; R];
     // Rows are in order of position: the first sees furthest back, the last furthest ahead.
     let (from, to) = (rows[0].from, rows[R - 1].to);
     for tile in from / TILE_KEYS..to.div_ceil(TILE_KEYS) {
@@ -126,16 +140,27 @@ unsafe fn pass_body<V: Simd, const R: usize>(work: &Work<'_>, first: usize, scra
             let result = soften::<V, R>(work.options, &rows, tile * TILE_KEYS, &mut weights);
             weighted_values::<V, R>(work, &keys, &weights, own);
             for r in 0..R {
-                let seen = rows[r].from.max(tile * TILE_KEYS)..rows[r].to.min((tile + 1) * TILE_KEYS);
+                let seen =
+                    rows[r].from.max(tile * TILE_KEYS)..rows[r].to.min((tile + 1) * TILE_KEYS);
                 if !seen.is_empty() {
                     let at = r * value_stride..(r + 1) * value_stride;
-                    merge::<V>(&mut running[r], result.max[r], result.sum[r], &mut merged[at.clone()], &own[at]);
+                    merge::<V>(
+                        &mut running[r],
+                        result.max[r],
+                        result.sum[r],
+                        &mut merged[at.clone()],
+                        &own[at],
+                    );
                 }
             }
         }
     }
     for r in 0..R {
-        work.write(first + r, &merged[r * value_stride..(r + 1) * value_stride], running[r].sum);
+        work.write(
+            first + r,
+            &merged[r * value_stride..(r + 1) * value_stride],
+            running[r].sum,
+        );
     }
 }
 
@@ -149,7 +174,9 @@ unsafe fn scores<V: Simd, const R: usize>(
 ) {
     let key_dim = work.pages.shape().key_dim;
     for block in keys.start / BLOCK_TOKENS..keys.end.div_ceil(BLOCK_TOKENS) {
-        let page = work.pages.key_block(work.sequence.block_table[block] as usize, work.kv_head);
+        let page = work
+            .pages
+            .key_block(work.sequence.block_table[block] as usize, work.kv_head);
         assert!(page.len() == key_dim * BLOCK_TOKENS);
         let at = block * BLOCK_TOKENS % TILE_KEYS;
         // SAFETY: the page has `key_dim` rows of 16 halves, each q has `key_dim` elements, and `at + 16` is in the tile.
@@ -180,7 +207,10 @@ unsafe fn soften<V: Simd, const R: usize>(
     tile_start: usize,
     weights: &mut [[f32; TILE_KEYS]; R],
 ) -> TileResult<R> {
-    let mut result = TileResult { max: [f32::NEG_INFINITY; R], sum: [0.0; R] };
+    let mut result = TileResult {
+        max: [f32::NEG_INFINITY; R],
+        sum: [0.0; R],
+    };
     for r in 0..R {
         let w = &mut weights[r];
         let seen = rows[r].from.saturating_sub(tile_start).min(TILE_KEYS)
@@ -198,7 +228,9 @@ unsafe fn soften<V: Simd, const R: usize>(
                 }
                 V::store(w.as_mut_ptr().add(at), s);
             }
-            let max = w[seen.clone()].iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+            let max = w[seen.clone()]
+                .iter()
+                .fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
             w[..seen.start].fill(f32::NEG_INFINITY);
             w[seen.end..].fill(f32::NEG_INFINITY);
             let (mut low, mut high) = (V::splat(0.0), V::splat(0.0));
@@ -260,11 +292,18 @@ unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
         let mut acc = [[V::splat(0.0); W]; R];
         let mut key = keys.start;
         while key < keys.end {
-            let page = work.pages.value_block(work.sequence.block_table[key / BLOCK_TOKENS] as usize, work.kv_head);
+            let page = work.pages.value_block(
+                work.sequence.block_table[key / BLOCK_TOKENS] as usize,
+                work.kv_head,
+            );
             let end = keys.end.min((key / BLOCK_TOKENS + 1) * BLOCK_TOKENS);
             for key in key..end {
-                let p = page.as_ptr().add(key % BLOCK_TOKENS * stride + d).cast::<u8>();
-                let values: [V::F32; W] = std::array::from_fn(|i| V::load_f16(p.add(i * 2 * LANES)));
+                let p = page
+                    .as_ptr()
+                    .add(key % BLOCK_TOKENS * stride + d)
+                    .cast::<u8>();
+                let values: [V::F32; W] =
+                    std::array::from_fn(|i| V::load_f16(p.add(i * 2 * LANES)));
                 for r in 0..R {
                     let weight = V::splat(*weights[r].get_unchecked(key % TILE_KEYS));
                     for i in 0..W {
@@ -284,9 +323,19 @@ unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
 
 /// Merges a tile into what was merged before.
 #[inline(always)]
-unsafe fn merge<V: Simd>(running: &mut Running, max: f32, sum: f32, merged: &mut [f32], own: &[f32]) {
+unsafe fn merge<V: Simd>(
+    running: &mut Running,
+    max: f32,
+    sum: f32,
+    merged: &mut [f32],
+    own: &[f32],
+) {
     if running.empty {
-        *running = Running { max, sum, empty: false };
+        *running = Running {
+            max,
+            sum,
+            empty: false,
+        };
         merged.copy_from_slice(own);
         return;
     }
@@ -297,10 +346,20 @@ unsafe fn merge<V: Simd>(running: &mut Running, max: f32, sum: f32, merged: &mut
         let new = math::exp::<V>(V::splat(max - top));
         for at in (0..merged.len()).step_by(LANES) {
             let kept = V::mul(V::load(merged.as_ptr().add(at)), old);
-            V::store(merged.as_mut_ptr().add(at), V::fma(V::load(own.as_ptr().add(at)), new, kept));
+            V::store(
+                merged.as_mut_ptr().add(at),
+                V::fma(V::load(own.as_ptr().add(at)), new, kept),
+            );
         }
         let mut lanes = [0.0_f32; LANES];
-        V::store(lanes.as_mut_ptr(), V::fma(V::splat(sum), new, V::mul(V::splat(running.sum), old)));
-        *running = Running { max: top, sum: lanes[0], empty: false };
+        V::store(
+            lanes.as_mut_ptr(),
+            V::fma(V::splat(sum), new, V::mul(V::splat(running.sum), old)),
+        );
+        *running = Running {
+            max: top,
+            sum: lanes[0],
+            empty: false,
+        };
     }
 }

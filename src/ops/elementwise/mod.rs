@@ -7,9 +7,15 @@ use crate::threads::Disjoint;
 
 /// `x += y`, same shapes.
 pub fn add_assign(ctx: &Context, x: &mut Tensor, y: &Tensor) {
-    assert_eq!((x.rows(), x.cols()), (y.rows(), y.cols()), "add {y:?} to {x:?}");
+    assert_eq!(
+        (x.rows(), x.cols()),
+        (y.rows(), y.cols()),
+        "add {y:?} to {x:?}"
+    );
     let y = y.as_slice();
-    in_parts(ctx, x, |part, at| cpu::add_assign(ctx.level(), part, &y[at..at + part.len()]));
+    in_parts(ctx, x, |part, at| {
+        cpu::add_assign(ctx.level(), part, &y[at..at + part.len()])
+    });
 }
 
 /// Adds `bias` (as long as a row) to every row.

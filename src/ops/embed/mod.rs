@@ -12,7 +12,10 @@ pub fn embed(ctx: &Context, table: &RawMatrix, ids: &[u32], scale: f32) -> Resul
     let mut x = ctx.uninit(ids.len(), table.cols());
     for (row, &id) in x.as_mut_slice().chunks_exact_mut(table.cols()).zip(ids) {
         if id as usize >= table.rows() {
-            return Err(Error::invalid(format!("token id {id} is outside the vocabulary of {}", table.rows())));
+            return Err(Error::invalid(format!(
+                "token id {id} is outside the vocabulary of {}",
+                table.rows()
+            )));
         }
         table.decode_row(id as usize, row)?;
         if scale != 1.0 {

@@ -24,7 +24,16 @@ simd_kernel! { unsafe fn gelu_tanh(gate: &mut [f32], up: &[f32]) = gelu_tanh_bod
 unsafe fn silu_body<V: Simd>(gate: &mut [f32], up: &[f32]) {
     for at in (0..gate.len()).step_by(LANES) {
         // SAFETY: the instruction set is the caller's duty.
-        unsafe { store_part::<V>(gate, at, V::mul(math::silu::<V>(load_part::<V>(gate, at)), load_part::<V>(up, at))) };
+        unsafe {
+            store_part::<V>(
+                gate,
+                at,
+                V::mul(
+                    math::silu::<V>(load_part::<V>(gate, at)),
+                    load_part::<V>(up, at),
+                ),
+            )
+        };
     }
 }
 

@@ -16,14 +16,23 @@ pub enum Activation {
 
 /// `gate = act(gate) * up`, same shapes; overwrites `gate`.
 pub fn gated_act(ctx: &Context, activation: Activation, gate: &mut Tensor, up: &Tensor) {
-    assert_eq!((gate.rows(), gate.cols()), (up.rows(), up.cols()), "gate {gate:?}, up {up:?}");
+    assert_eq!(
+        (gate.rows(), gate.cols()),
+        (up.rows(), up.cols()),
+        "gate {gate:?}, up {up:?}"
+    );
     let (rows, cols, up) = (gate.rows(), gate.cols(), up.as_slice());
     let gate = Disjoint::new(gate.as_mut_slice());
     ctx.for_row_ranges(rows, cols * 4, |first, count| {
         // SAFETY: row ranges are disjoint.
         #[allow(unsafe_code)]
         let gate = unsafe { gate.part(first * cols, count * cols) };
-        cpu::gated_act(ctx.level(), activation, gate, &up[first * cols..(first + count) * cols]);
+        cpu::gated_act(
+            ctx.level(),
+            activation,
+            gate,
+            &up[first * cols..(first + count) * cols],
+        );
     });
 }
 
@@ -36,7 +45,10 @@ mod tests {
         match activation {
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::GeluTanh => {
-                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
+                0.5 * x
+                    * (1.0
+                        + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3)))
+                            .tanh())
             }
         }
     }
@@ -55,7 +67,11 @@ mod tests {
                     let want = oracle(activation, f64::from(gate[i])) * f64::from(up[i]);
                     // exp and tanh are good to a few units in the last place of values near 1.
                     let slack = 2e-6 * want.abs() + 3e-7 * f64::from(gate[i]).abs();
-                    assert!((f64::from(*got) - want).abs() <= slack, "{activation:?} {} {got} {want}", gate[i]);
+                    assert!(
+                        (f64::from(*got) - want).abs() <= slack,
+                        "{activation:?} {} {got} {want}",
+                        gate[i]
+                    );
                 }
                 let seen = seen.get_or_insert_with(|| bits(y.as_slice()));
                 assert_eq!(*seen, bits(y.as_slice()), "{ctx:?}");

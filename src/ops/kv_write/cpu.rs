@@ -28,7 +28,10 @@ unsafe fn key_body<V: Simd>(key: &[f32], place: usize, block: &mut [u16]) {
         let mut halves = [0_u16; LANES];
         // SAFETY: the array holds one vector; the instruction set is the caller's duty.
         unsafe { V::store_f16(halves.as_mut_ptr(), load_part::<V>(key, at)) };
-        for (row, half) in block[at * BLOCK_TOKENS..].chunks_exact_mut(BLOCK_TOKENS).zip(halves) {
+        for (row, half) in block[at * BLOCK_TOKENS..]
+            .chunks_exact_mut(BLOCK_TOKENS)
+            .zip(halves)
+        {
             row[place] = half;
         }
     }

@@ -66,7 +66,12 @@ impl Pages {
     pub fn new(shape: PageShape, num_blocks: usize) -> Self {
         let keys = vec![0; num_blocks * shape.key_elements()];
         let values = vec![0; num_blocks * shape.value_elements()];
-        Self { shape, num_blocks, keys, values }
+        Self {
+            shape,
+            num_blocks,
+            keys,
+            values,
+        }
     }
 
     /// The geometry.
@@ -98,26 +103,66 @@ impl Pages {
 /// Slots must be distinct. Panics when shapes or slots do not fit the pages.
 pub fn kv_write(ctx: &Context, pages: &mut Pages, k: &Tensor, v: &Tensor, slots: &[usize]) {
     let shape = pages.shape;
-    assert_eq!((k.rows(), k.cols()), (slots.len(), shape.kv_heads * shape.key_dim), "keys {k:?} for {pages:?}");
-    assert_eq!((v.rows(), v.cols()), (slots.len(), shape.kv_heads * shape.value_dim), "values {v:?} for {pages:?}");
-    assert!(slots.iter().all(|&slot| slot < pages.num_blocks * BLOCK_TOKENS), "a slot outside {pages:?}");
-    let (key_size, value_size) = (shape.key_dim * BLOCK_TOKENS, shape.padded_value_dim() * BLOCK_TOKENS);
-    let (keys, values) = (Disjoint::new(&mut pages.keys), Disjoint::new(&mut pages.values));
+    assert_eq!(
+        (k.rows(), k.cols()),
+        (slots.len(), shape.kv_heads * shape.key_dim),
+        "keys {k:?} for {pages:?}"
+    );
+    assert_eq!(
+        (v.rows(), v.cols()),
+        (slots.len(), shape.kv_heads * shape.value_dim),
+        "values {v:?} for {pages:?}"
+    );
+    assert!(
+        slots
+            .iter()
+            .all(|&slot| slot < pages.num_blocks * BLOCK_TOKENS),
+        "a slot outside {pages:?}"
+    );
+    let (key_size, value_size) = (
+        shape.key_dim * BLOCK_TOKENS,
+        shape.padded_value_dim() * BLOCK_TOKENS,
+    );
+    let (keys, values) = (
+        Disjoint::new(&mut pages.keys),
+        Disjoint::new(&mut pages.values),
+    );
     // Tasks take heads, not tokens: tokens of one block share its cache lines.
-    ctx.for_row_ranges(shape.kv_heads, slots.len() * (shape.key_dim + shape.value_dim), |first, count| {
-        for head in first..first + count {
-            for (i, &slot) in slots.iter().enumerate() {
-                let (block, place) = (slot / BLOCK_TOKENS * shape.kv_heads + head, slot % BLOCK_TOKENS);
-                // SAFETY: heads are disjoint, and this task alone writes this one.
-                #[allow(unsafe_code)]
-                let (keys, values) =
-                    unsafe { (keys.part(block * key_size, key_size), values.part(block * value_size, value_size)) };
-                cpu::write_key(ctx.level(), &k.row(i)[head * shape.key_dim..][..shape.key_dim], place, keys);
-                let row = &mut values[place * shape.padded_value_dim()..][..shape.padded_value_dim()];
-                cpu::write_value(ctx.level(), &v.row(i)[head * shape.value_dim..][..shape.value_dim], row);
+    ctx.for_row_ranges(
+        shape.kv_heads,
+        slots.len() * (shape.key_dim + shape.value_dim),
+        |first, count| {
+            for head in first..first + count {
+                for (i, &slot) in slots.iter().enumerate() {
+                    let (block, place) = (
+                        slot / BLOCK_TOKENS * shape.kv_heads + head,
+                        slot % BLOCK_TOKENS,
+                    );
+                    // SAFETY: heads are disjoint, and this task alone writes this one.
+                    #[allow(unsafe_code)]
+                    let (keys, values) = unsafe {
+                        (
+                            keys.part(block * key_size, key_size),
+                            values.part(block * value_size, value_size),
+                        )
+                    };
+                    cpu::write_key(
+                        ctx.level(),
+                        &k.row(i)[head * shape.key_dim..][..shape.key_dim],
+                        place,
+                        keys,
+                    );
+                    let row =
+                        &mut values[place * shape.padded_value_dim()..][..shape.padded_value_dim()];
+                    cpu::write_value(
+                        ctx.level(),
+                        &v.row(i)[head * shape.value_dim..][..shape.value_dim],
+                        row,
+                    );
+                }
             }
-        }
-    });
+        },
+    );
 }
 
 #[cfg(test)]
@@ -128,11 +173,21 @@ mod tests {
 
     #[test]
     fn a_token_lands_in_its_slot_in_half_precision() {
-        let shape = PageShape { kv_heads: 2, key_dim: 12, value_dim: 10 };
+        let shape = PageShape {
+            kv_heads: 2,
+            key_dim: 12,
+            value_dim: 10,
+        };
         let (k, v) = (random(1, 3 * 24), random(2, 3 * 20));
         for ctx in contexts() {
             let mut pages = Pages::new(shape, 4);
-            kv_write(&ctx, &mut pages, &ctx.tensor(3, 24, &k), &ctx.tensor(3, 20, &v), &[5, 63, 16]);
+            kv_write(
+                &ctx,
+                &mut pages,
+                &ctx.tensor(3, 24, &k),
+                &ctx.tensor(3, 20, &v),
+                &[5, 63, 16],
+            );
             for (i, slot) in [5, 63, 16].into_iter().enumerate() {
                 for head in 0..2 {
                     let (block, place) = (slot / 16, slot % 16);
@@ -154,7 +209,11 @@ mod tests {
 
     #[test]
     fn values_beyond_half_precision_saturate_and_nan_stays() {
-        let shape = PageShape { kv_heads: 1, key_dim: 3, value_dim: 3 };
+        let shape = PageShape {
+            kv_heads: 1,
+            key_dim: 3,
+            value_dim: 3,
+        };
         for ctx in contexts() {
             let mut pages = Pages::new(shape, 1);
             let x = ctx.tensor(1, 3, &[1e9, f32::NEG_INFINITY, f32::NAN]);
@@ -169,7 +228,11 @@ mod tests {
     #[test]
     #[should_panic(expected = "a slot outside")]
     fn a_slot_outside_the_pages_panics() {
-        let shape = PageShape { kv_heads: 1, key_dim: 8, value_dim: 8 };
+        let shape = PageShape {
+            kv_heads: 1,
+            key_dim: 8,
+            value_dim: 8,
+        };
         let ctx = contexts().remove(0);
         let x = ctx.tensor(1, 8, &[0.0; 8]);
         kv_write(&ctx, &mut Pages::new(shape, 1), &x, &x, &[16]);

@@ -25,12 +25,27 @@ thread_local! {
 }
 
 /// Outputs `first..first + count` of every row of `x`.
-pub(super) fn rows(level: CpuLevel, x: &Tensor, w: &RawMatrix, first: usize, count: usize, out: &Disjoint<'_, f32>) {
+pub(super) fn rows(
+    level: CpuLevel,
+    x: &Tensor,
+    w: &RawMatrix,
+    first: usize,
+    count: usize,
+    out: &Disjoint<'_, f32>,
+) {
     for x_first in (0..x.rows()).step_by(X_BLOCK) {
         let x_count = X_BLOCK.min(x.rows() - x_first);
         for row in (first..first + count).step_by(2) {
             let pair = 2.min(first + count - row);
-            let block = Block { x, x_first, x_count, row, pair, out, out_cols: w.rows() };
+            let block = Block {
+                x,
+                x_first,
+                x_count,
+                row,
+                pair,
+                out,
+                out_cols: w.rows(),
+            };
             match w.encoding() {
                 Encoding::F32 => block.run::<F32>(level, &w.bytes()[row * w.cols() * 4..]),
                 Encoding::F16 => block.run::<F16>(level, &w.bytes()[row * w.cols() * 2..]),
@@ -56,11 +71,18 @@ impl Block<'_> {
     fn run_decoded(&self, level: CpuLevel, w: &RawMatrix) {
         DECODED.with_borrow_mut(|decoded| {
             decoded.resize(2 * w.cols(), 0.0);
-            for (i, out) in decoded.chunks_exact_mut(w.cols()).take(self.pair).enumerate() {
-                w.decode_row(self.row + i, out).expect("a row was decoded before the work was shared out");
+            for (i, out) in decoded
+                .chunks_exact_mut(w.cols())
+                .take(self.pair)
+                .enumerate()
+            {
+                w.decode_row(self.row + i, out)
+                    .expect("a row was decoded before the work was shared out");
             }
             // SAFETY: any four bytes of a float may be read as bytes.
-            let bytes = unsafe { std::slice::from_raw_parts(decoded.as_ptr().cast::<u8>(), decoded.len() * 4) };
+            let bytes = unsafe {
+                std::slice::from_raw_parts(decoded.as_ptr().cast::<u8>(), decoded.len() * 4)
+            };
             self.run::<F32>(level, bytes);
         });
     }
@@ -87,7 +109,12 @@ impl Block<'_> {
             }
             for i in 0..m {
                 // SAFETY: this task alone writes these columns.
-                let out = unsafe { self.out.part((self.x_first + at + i) * self.out_cols + self.row, self.pair) };
+                let out = unsafe {
+                    self.out.part(
+                        (self.x_first + at + i) * self.out_cols + self.row,
+                        self.pair,
+                    )
+                };
                 out.copy_from_slice(&y[i * self.pair..][..self.pair]);
             }
             at += m;
@@ -115,7 +142,8 @@ unsafe fn tile_body<V: Simd, const ENC: u8, const R: usize, const M: usize>(
         for at in (0..full).step_by(SUM_LANES) {
             for half in 0..2 {
                 let at = at + half * LANES;
-                let weights: [V::F32; R] = std::array::from_fn(|r| load::<V, ENC>(w.add((r * k + at) * bytes)));
+                let weights: [V::F32; R] =
+                    std::array::from_fn(|r| load::<V, ENC>(w.add((r * k + at) * bytes)));
                 for m in 0..M {
                     let activations = V::load(x.add(m * k + at));
                     for r in 0..R {

@@ -42,7 +42,13 @@ pub struct RawMatrix {
 
 impl fmt::Debug for RawMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RawMatrix[{}, {}] {}", self.rows, self.cols, self.encoding.name())
+        write!(
+            f,
+            "RawMatrix[{}, {}] {}",
+            self.rows,
+            self.cols,
+            self.encoding.name()
+        )
     }
 }
 
@@ -51,15 +57,31 @@ impl RawMatrix {
     ///
     /// # Errors
     /// `Invalid` when a row is no whole number of blocks or the bytes are not exactly the matrix.
-    pub fn new(rows: usize, cols: usize, encoding: Encoding, store: Arc<dyn ByteStore>) -> Result<Self> {
+    pub fn new(
+        rows: usize,
+        cols: usize,
+        encoding: Encoding,
+        store: Arc<dyn ByteStore>,
+    ) -> Result<Self> {
         let row_bytes = encoding.row_bytes(cols).ok_or_else(|| {
-            Error::invalid(format!("a row of {cols} elements is no whole number of `{}` blocks", encoding.name()))
+            Error::invalid(format!(
+                "a row of {cols} elements is no whole number of `{}` blocks",
+                encoding.name()
+            ))
         })?;
         if row_bytes.checked_mul(rows) != Some(store.bytes().len()) {
             let (found, name) = (store.bytes().len(), encoding.name());
-            return Err(Error::invalid(format!("a `{name}` matrix of {rows} x {cols} cannot have {found} bytes")));
+            return Err(Error::invalid(format!(
+                "a `{name}` matrix of {rows} x {cols} cannot have {found} bytes"
+            )));
         }
-        Ok(Self { rows, cols, encoding, row_bytes, store })
+        Ok(Self {
+            rows,
+            cols,
+            encoding,
+            row_bytes,
+            store,
+        })
     }
 
     /// Output features.
@@ -129,8 +151,14 @@ mod tests {
     fn encode(encoding: Encoding, values: &[f32]) -> Vec<u8> {
         match encoding {
             Encoding::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-            Encoding::F16 => values.iter().flat_map(|&x| half::f16::from_f32(x).to_le_bytes()).collect(),
-            Encoding::BF16 => values.iter().flat_map(|&x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+            Encoding::F16 => values
+                .iter()
+                .flat_map(|&x| half::f16::from_f32(x).to_le_bytes())
+                .collect(),
+            Encoding::BF16 => values
+                .iter()
+                .flat_map(|&x| half::bf16::from_f32(x).to_le_bytes())
+                .collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -147,9 +175,17 @@ mod tests {
     #[test]
     fn has_the_bits_of_the_written_contract_for_any_shape_level_and_thread_count() {
         for encoding in [Encoding::F32, Encoding::F16, Encoding::BF16] {
-            for (m, n, k) in [(1, 1, 1), (1, 33, 48), (2, 5, 17), (3, 2, 16), (4, 70, 100), (29, 65, 56)] {
+            for (m, n, k) in [
+                (1, 1, 1),
+                (1, 33, 48),
+                (2, 5, 17),
+                (3, 2, 16),
+                (4, 70, 100),
+                (29, 65, 56),
+            ] {
                 let (x, w) = (random(1, m * k), random(2, n * k));
-                let matrix = RawMatrix::new(n, k, encoding, Arc::new(encode(encoding, &w))).unwrap();
+                let matrix =
+                    RawMatrix::new(n, k, encoding, Arc::new(encode(encoding, &w))).unwrap();
                 let mut row = vec![0.0; k];
                 let mut expected = vec![0.0; m * n];
                 for j in 0..n {
@@ -160,7 +196,11 @@ mod tests {
                 }
                 for ctx in contexts() {
                     let y = matmul(&ctx, &ctx.tensor(m, k, &x), &matrix).unwrap();
-                    assert_eq!(bits(y.as_slice()), bits(&expected), "{encoding:?} {m}x{n}x{k} {ctx:?}");
+                    assert_eq!(
+                        bits(y.as_slice()),
+                        bits(&expected),
+                        "{encoding:?} {m}x{n}x{k} {ctx:?}"
+                    );
                 }
             }
         }
@@ -169,7 +209,10 @@ mod tests {
     #[test]
     fn bytes_that_are_not_the_matrix_are_refused() {
         let error = RawMatrix::new(2, 4, Encoding::F32, Arc::new(vec![0_u8; 31])).unwrap_err();
-        assert_eq!(error.chain(), "a `F32` matrix of 2 x 4 cannot have 31 bytes");
+        assert_eq!(
+            error.chain(),
+            "a `F32` matrix of 2 x 4 cannot have 31 bytes"
+        );
         assert!(RawMatrix::new(1, 33, Encoding::Q4_0, Arc::new(vec![0_u8; 18])).is_err());
         assert!(RawMatrix::new(usize::MAX, 4, Encoding::F32, Arc::new(vec![0_u8; 16])).is_err());
     }

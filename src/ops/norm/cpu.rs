@@ -27,7 +27,8 @@ unsafe fn parts_body<V: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
     for part in x.chunks_exact_mut(weight.len()) {
         // SAFETY: the instruction set is the caller's duty.
         unsafe {
-            let scale = V::splat(1.0 / (sum_of_squares::<V>(part) / part.len() as f32 + eps).sqrt());
+            let scale =
+                V::splat(1.0 / (sum_of_squares::<V>(part) / part.len() as f32 + eps).sqrt());
             for at in (0..part.len()).step_by(LANES) {
                 let normed = V::mul(load_part::<V>(part, at), scale);
                 store_part::<V>(part, at, V::mul(normed, load_part::<V>(weight, at)));

@@ -12,20 +12,34 @@ use crate::threads::Disjoint;
 /// Sums run over 16 lanes in F32, whatever the CPU. Panics when the part size does not divide the row.
 pub fn rms_norm(ctx: &Context, x: &Tensor, weight: &[f32], eps: f32) -> Tensor {
     let mut y = ctx.uninit(x.rows(), x.cols());
-    assert!(!weight.is_empty() && x.cols().is_multiple_of(weight.len()), "{x:?} in parts of {}", weight.len());
+    assert!(
+        !weight.is_empty() && x.cols().is_multiple_of(weight.len()),
+        "{x:?} in parts of {}",
+        weight.len()
+    );
     let (cols, out) = (x.cols(), Disjoint::new(y.as_mut_slice()));
     ctx.for_row_ranges(x.rows(), cols, |first, count| {
         // SAFETY: row ranges are disjoint.
         #[allow(unsafe_code)]
         let out = unsafe { out.part(first * cols, count * cols) };
-        cpu::rms_norm(ctx.level(), &x.as_slice()[first * cols..(first + count) * cols], weight, eps, out);
+        cpu::rms_norm(
+            ctx.level(),
+            &x.as_slice()[first * cols..(first + count) * cols],
+            weight,
+            eps,
+            out,
+        );
     });
     y
 }
 
 /// [`rms_norm`] that overwrites its input.
 pub fn rms_norm_in_place(ctx: &Context, x: &mut Tensor, weight: &[f32], eps: f32) {
-    assert!(!weight.is_empty() && x.cols().is_multiple_of(weight.len()), "{x:?} in parts of {}", weight.len());
+    assert!(
+        !weight.is_empty() && x.cols().is_multiple_of(weight.len()),
+        "{x:?} in parts of {}",
+        weight.len()
+    );
     let (rows, cols) = (x.rows(), x.cols());
     let values = Disjoint::new(x.as_mut_slice());
     ctx.for_row_ranges(rows, cols, |first, count| {
@@ -44,9 +58,13 @@ mod tests {
     fn oracle(x: &[f32], weight: &[f32], eps: f32) -> Vec<f64> {
         x.chunks(weight.len())
             .flat_map(|part| {
-                let mean = part.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / part.len() as f64;
+                let mean =
+                    part.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / part.len() as f64;
                 let scale = 1.0 / (mean + f64::from(eps)).sqrt();
-                part.iter().zip(weight).map(move |(&v, &w)| f64::from(v) * scale * f64::from(w)).collect::<Vec<_>>()
+                part.iter()
+                    .zip(weight)
+                    .map(move |(&v, &w)| f64::from(v) * scale * f64::from(w))
+                    .collect::<Vec<_>>()
             })
             .collect()
     }
@@ -65,7 +83,10 @@ mod tests {
                 assert_eq!(bits(x.as_slice()), bits(y.as_slice()));
                 // Two roundings per element and a 16-lane sum: a few units in the last place.
                 for (got, want) in y.as_slice().iter().zip(&expected) {
-                    assert!((f64::from(*got) - want).abs() <= 1e-6 * (1.0 + want.abs()), "{got} {want}");
+                    assert!(
+                        (f64::from(*got) - want).abs() <= 1e-6 * (1.0 + want.abs()),
+                        "{got} {want}"
+                    );
                 }
                 let seen = seen.get_or_insert_with(|| bits(y.as_slice()));
                 assert_eq!(*seen, bits(y.as_slice()), "{ctx:?}");

@@ -79,7 +79,8 @@ impl QuantRows {
     pub(super) fn tile(&self, tile: usize) -> Tile<'_> {
         let rows = TILE_ROWS.min(self.rows - tile * TILE_ROWS);
         let stride = tile_stride(rows);
-        let per_group = tile * TILE_ROWS * self.groups()..tile * TILE_ROWS * self.groups() + stride * self.groups();
+        let per_group = tile * TILE_ROWS * self.groups()
+            ..tile * TILE_ROWS * self.groups() + stride * self.groups();
         Tile {
             rows,
             stride,
@@ -104,7 +105,12 @@ pub fn quantize_rows(ctx: &Context, x: &Tensor) -> QuantRows {
     let (rows, cols) = (x.rows(), x.cols());
     assert!(cols.is_multiple_of(GROUP), "{x:?} in groups of {GROUP}");
     let groups = cols / GROUP;
-    let padded = rows / TILE_ROWS * TILE_ROWS + if rows % TILE_ROWS == 0 { 0 } else { tile_stride(rows % TILE_ROWS) };
+    let padded = rows / TILE_ROWS * TILE_ROWS
+        + if rows % TILE_ROWS == 0 {
+            0
+        } else {
+            tile_stride(rows % TILE_ROWS)
+        };
     let mut out = QuantRows {
         rows,
         cols,
@@ -206,17 +212,29 @@ unsafe fn round_body<V: Simd>(x: &[f32; GROUP]) -> Rounded {
         V::store(poisons.as_mut_ptr(), poison);
         let max = tops.iter().fold(0.0_f32, |a, &b| if b > a { b } else { a });
         let poison: f32 = poisons.iter().sum();
-        let (scale, inverse) = if max < TINY { (0.0, 0.0) } else { (max / 127.0, 127.0 / max) };
+        let (scale, inverse) = if max < TINY {
+            (0.0, 0.0)
+        } else {
+            (max / 127.0, 127.0 / max)
+        };
         let mut integers = [0_i32; GROUP];
         for (i, v) in vectors.into_iter().enumerate() {
             let rounded = V::round_to_i32(V::mul(v, V::splat(inverse)));
-            integers.as_mut_ptr().add(i * LANES).cast::<V::I32>().write_unaligned(rounded);
+            integers
+                .as_mut_ptr()
+                .add(i * LANES)
+                .cast::<V::I32>()
+                .write_unaligned(rounded);
         }
         let values: [i8; GROUP] = std::array::from_fn(|i| integers[i].clamp(-127, 127) as i8);
         let sum = |part: &[i8]| part.iter().map(|&v| i32::from(v)).sum();
         let halves = [sum(&values[..16]), sum(&values[16..])];
         // A finite poison is ±0 and changes nothing.
-        Rounded { values, scale: scale + poison, halves }
+        Rounded {
+            values,
+            scale: scale + poison,
+            halves,
+        }
     }
 }
 
@@ -251,7 +269,9 @@ mod tests {
             }
             if reference.scale > 0.0 {
                 for (v, x) in reference.values.iter().zip(x) {
-                    assert!((f32::from(*v) * reference.scale - x).abs() <= reference.scale * 0.500_01);
+                    assert!(
+                        (f32::from(*v) * reference.scale - x).abs() <= reference.scale * 0.500_01
+                    );
                 }
             }
         }

@@ -33,7 +33,12 @@ pub(super) fn panels(
             let valid = PANEL_ROWS.min(w.rows - panel * PANEL_ROWS);
             for (m, y) in y[..tile.rows].iter().enumerate() {
                 // SAFETY: this task alone writes these columns.
-                let out = unsafe { out.part((tile_index * TILE_ROWS + m) * w.rows + panel * PANEL_ROWS, valid) };
+                let out = unsafe {
+                    out.part(
+                        (tile_index * TILE_ROWS + m) * w.rows + panel * PANEL_ROWS,
+                        valid,
+                    )
+                };
                 out.copy_from_slice(&y[..valid]);
             }
         }
@@ -41,11 +46,19 @@ pub(super) fn panels(
 }
 
 /// One panel times one tile, on the kernel for its format and number of rows.
-fn panel_times_tile(level: CpuLevel, format: Format, packed: &[u8], tile: &Tile<'_>, y: &mut [[f32; 8]; 8]) {
+fn panel_times_tile(
+    level: CpuLevel,
+    format: Format,
+    packed: &[u8],
+    tile: &Tile<'_>,
+    y: &mut [[f32; 8]; 8],
+) {
     let blocks = packed.len() / format.block_bytes();
     let per_group = blocks * format.groups_per_block() * tile.stride;
     // What the kernel reads through pointers, checked once.
-    assert!(packed.len() == blocks * format.block_bytes() && tile.values.len() == per_group * GROUP);
+    assert!(
+        packed.len() == blocks * format.block_bytes() && tile.values.len() == per_group * GROUP
+    );
     assert!([tile.scales.len(), tile.scaled_sums.len()] == [per_group; 2]);
     assert!([tile.sums.len(), tile.half_sums.len()] == [per_group; 2]);
     macro_rules! by_rows {
@@ -143,7 +156,11 @@ impl<V: Simd> Header<V> {
             let zero = V::splat(0.0);
             Self {
                 d: if bytes >= 16 { V::load_f16(p) } else { zero },
-                neg_dmin: if bytes >= 32 { V::sub(zero, V::load_f16(p.add(16))) } else { zero },
+                neg_dmin: if bytes >= 32 {
+                    V::sub(zero, V::load_f16(p.add(16)))
+                } else {
+                    zero
+                },
             }
         }
     }
@@ -165,12 +182,16 @@ unsafe fn dots<V: Simd, const F: u8, const M: usize>(
             for c in 0..CHUNKS {
                 let weights = signed_chunk::<V, F>(record, c);
                 for m in 0..M {
-                    totals[m] = V::dot_i8(totals[m], weights, V::splat4(values.add((c * M + m) * 4)));
+                    totals[m] =
+                        V::dot_i8(totals[m], weights, V::splat4(values.add((c * M + m) * 4)));
                 }
             }
             return totals;
         }
-        let by_half = matches!(format.scheme(), Scheme::KScale16 { .. } | Scheme::KScaleMin16);
+        let by_half = matches!(
+            format.scheme(),
+            Scheme::KScale16 { .. } | Scheme::KScaleMin16
+        );
         for part in 0..CHUNKS / step {
             let mut accs = [V::acc_zero(); M];
             for c in part * step..(part + 1) * step {
@@ -181,7 +202,11 @@ unsafe fn dots<V: Simd, const F: u8, const M: usize>(
             }
             if by_half {
                 let pairs = V::load_i8_i16(scales);
-                let factor = if part * step < CHUNKS / 2 { V::dup_lo16(pairs) } else { V::dup_hi16(pairs) };
+                let factor = if part * step < CHUNKS / 2 {
+                    V::dup_lo16(pairs)
+                } else {
+                    V::dup_hi16(pairs)
+                };
                 for m in 0..M {
                     totals[m] = V::add_i32(totals[m], V::acc_widen_scaled(accs[m], factor));
                 }
@@ -285,15 +310,18 @@ unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
     unsafe {
         match const { format_of(F).codes() } {
             Codes::Nibbles => nibbles::<V>(record, c),
-            Codes::NibblesBits => {
-                V::or(nibbles::<V>(record, c), bits_to_4::<V>(V::load_bytes(record.add(128)), c))
-            }
-            Codes::NibblesPairs => {
-                V::or(nibbles::<V>(record, c), pairs_to_4::<V>(V::load_bytes(record.add(128 + c % 2 * VECTOR)), c / 2))
-            }
-            Codes::PairsBits => {
-                V::or(pairs_to_0::<V>(record, c), bits_to_2::<V>(V::load_bytes(record.add(64)), c))
-            }
+            Codes::NibblesBits => V::or(
+                nibbles::<V>(record, c),
+                bits_to_4::<V>(V::load_bytes(record.add(128)), c),
+            ),
+            Codes::NibblesPairs => V::or(
+                nibbles::<V>(record, c),
+                pairs_to_4::<V>(V::load_bytes(record.add(128 + c % 2 * VECTOR)), c / 2),
+            ),
+            Codes::PairsBits => V::or(
+                pairs_to_0::<V>(record, c),
+                bits_to_2::<V>(V::load_bytes(record.add(64)), c),
+            ),
             Codes::Pairs => pairs_to_0::<V>(record, c),
             Codes::Bytes | Codes::Table => unreachable!(),
         }
@@ -318,7 +346,10 @@ unsafe fn nibbles<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
     // SAFETY: four vectors of nibbles.
     unsafe {
         let plane = V::load_bytes(planes.add(c % 4 * VECTOR));
-        V::and(if c < 4 { plane } else { V::shr16::<4>(plane) }, V::splat_u8(0x0f))
+        V::and(
+            if c < 4 { plane } else { V::shr16::<4>(plane) },
+            V::splat_u8(0x0f),
+        )
     }
 }
 

@@ -185,7 +185,9 @@ impl Format {
     /// Bytes of a panel of rows of `cols` elements; `None` when they are no whole number of blocks.
     pub fn panel_bytes(self, cols: usize) -> Option<usize> {
         let features = self.groups_per_block() * GROUP;
-        cols.is_multiple_of(features).then(|| cols / features).and_then(|blocks| blocks.checked_mul(self.block_bytes()))
+        cols.is_multiple_of(features)
+            .then(|| cols / features)
+            .and_then(|blocks| blocks.checked_mul(self.block_bytes()))
     }
 }
 

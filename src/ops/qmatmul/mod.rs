@@ -37,7 +37,13 @@ pub struct QMatrix {
 
 impl fmt::Debug for QMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "QMatrix[{}, {}] {}", self.rows, self.cols, self.encoding.name())
+        write!(
+            f,
+            "QMatrix[{}, {}] {}",
+            self.rows,
+            self.cols,
+            self.encoding.name()
+        )
     }
 }
 
@@ -49,7 +55,9 @@ impl QMatrix {
 
     /// Bytes of the interleaved form of a `rows` × `cols` matrix, for memory plans.
     pub fn packed_bytes(encoding: Encoding, rows: usize, cols: usize) -> Option<usize> {
-        Format::of(encoding)?.panel_bytes(cols)?.checked_mul(rows.div_ceil(PANEL_ROWS))
+        Format::of(encoding)?
+            .panel_bytes(cols)?
+            .checked_mul(rows.div_ceil(PANEL_ROWS))
     }
 
     /// Copies `raw` into the interleaved layout, on all threads, and lets the pages of the file go.
@@ -58,10 +66,18 @@ impl QMatrix {
     /// `Unsupported` when the encoding has no interleaved form.
     pub fn pack(ctx: &Context, raw: &RawMatrix) -> Result<Self> {
         let encoding = raw.encoding();
-        let format = Format::of(encoding)
-            .ok_or_else(|| Error::unsupported(format!("`{}` weights have no integer kernel", encoding.name())))?;
+        let format = Format::of(encoding).ok_or_else(|| {
+            Error::unsupported(format!(
+                "`{}` weights have no integer kernel",
+                encoding.name()
+            ))
+        })?;
         let panel_bytes = format.panel_bytes(raw.cols()).ok_or_else(|| {
-            Error::invalid(format!("a row of {} elements is no whole number of `{}` blocks", raw.cols(), encoding.name()))
+            Error::invalid(format!(
+                "a row of {} elements is no whole number of `{}` blocks",
+                raw.cols(),
+                encoding.name()
+            ))
         })?;
         let num_panels = raw.rows().div_ceil(PANEL_ROWS);
         let mut packed = vec![0; panel_bytes * num_panels];
@@ -73,7 +89,13 @@ impl QMatrix {
             pack::pack_panel(format, raw, panel * PANEL_ROWS, out);
         });
         raw.release();
-        Ok(Self { rows: raw.rows(), cols: raw.cols(), encoding, format, packed })
+        Ok(Self {
+            rows: raw.rows(),
+            cols: raw.cols(),
+            encoding,
+            format,
+            packed,
+        })
     }
 
     /// Output features.
@@ -113,16 +135,31 @@ const TASK_BYTES: usize = 96 * 1024;
 ///
 /// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ.
 pub fn qmatmul(ctx: &Context, x: &QuantRows, matrices: &[&QMatrix]) -> Vec<Tensor> {
-    let mut results: Vec<Tensor> = matrices.iter().map(|w| ctx.uninit(x.rows(), w.rows())).collect();
-    let outs: Vec<Disjoint<'_, f32>> = results.iter_mut().map(|y| Disjoint::new(y.as_mut_slice())).collect();
+    let mut results: Vec<Tensor> = matrices
+        .iter()
+        .map(|w| ctx.uninit(x.rows(), w.rows()))
+        .collect();
+    let outs: Vec<Disjoint<'_, f32>> = results
+        .iter_mut()
+        .map(|y| Disjoint::new(y.as_mut_slice()))
+        .collect();
     let threads = ctx.pool().num_threads();
     let mut tasks = Vec::new();
     for (index, w) in matrices.iter().enumerate() {
-        assert_eq!(x.cols(), w.cols(), "activations of {} columns times {w:?}", x.cols());
+        assert_eq!(
+            x.cols(),
+            w.cols(),
+            "activations of {} columns times {w:?}",
+            x.cols()
+        );
         let by_cache = TASK_BYTES / w.panel_bytes().max(1);
         let by_balance = w.num_panels() / (threads * 4);
         let step = by_cache.min(by_balance).max(1);
-        tasks.extend((0..w.num_panels()).step_by(step).map(|first| (index, first, step.min(w.num_panels() - first))));
+        tasks.extend(
+            (0..w.num_panels())
+                .step_by(step)
+                .map(|first| (index, first, step.min(w.num_panels() - first))),
+        );
     }
     ctx.pool().run(tasks.len(), |task| {
         let (index, first, count) = tasks[task];
@@ -140,7 +177,12 @@ mod tests {
     use crate::ops::testing::{bits, contexts, random};
 
     /// Random blocks with sane scales: payload bytes are anything, half-precision scales are small.
-    pub(super) fn random_matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) -> RawMatrix {
+    pub(super) fn random_matrix(
+        encoding: Encoding,
+        rows: usize,
+        cols: usize,
+        seed: u64,
+    ) -> RawMatrix {
         let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
         let mut next = || {
             state ^= state << 13;
@@ -148,10 +190,13 @@ mod tests {
             state ^= state << 17;
             state
         };
-        let mut bytes: Vec<u8> = (0..encoding.row_bytes(cols).unwrap() * rows).map(|_| (next() >> 32) as u8).collect();
+        let mut bytes: Vec<u8> = (0..encoding.row_bytes(cols).unwrap() * rows)
+            .map(|_| (next() >> 32) as u8)
+            .collect();
         for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
             for &at in layout::half_offsets(encoding) {
-                let scale = half::f16::from_f32(((next() >> 40) as f32 / 16_777_216.0 - 0.4) * 0.01);
+                let scale =
+                    half::f16::from_f32(((next() >> 40) as f32 / 16_777_216.0 - 0.4) * 0.01);
                 block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
             }
         }
@@ -175,7 +220,15 @@ mod tests {
     #[test]
     fn every_format_has_the_bits_of_the_oracle_for_any_rows_level_and_thread_count() {
         for encoding in ENCODINGS {
-            for (m, n, k) in [(1, 8, 256), (1, 19, 512), (2, 9, 256), (3, 8, 256), (5, 24, 256), (8, 16, 512), (21, 33, 256)] {
+            for (m, n, k) in [
+                (1, 8, 256),
+                (1, 19, 512),
+                (2, 9, 256),
+                (3, 8, 256),
+                (5, 24, 256),
+                (8, 16, 512),
+                (21, 33, 256),
+            ] {
                 let raw = random_matrix(encoding, n, k, 3);
                 let x = random(5, m * k);
                 let expected = oracle::qmatmul(&x, m, &raw);
@@ -183,7 +236,11 @@ mod tests {
                     let w = QMatrix::pack(&ctx, &raw).unwrap();
                     let rows = quantize_rows(&ctx, &ctx.tensor(m, k, &x));
                     let y = qmatmul(&ctx, &rows, &[&w]).remove(0);
-                    assert_eq!(bits(y.as_slice()), bits(&expected), "{encoding:?} {m}x{n}x{k} {ctx:?}");
+                    assert_eq!(
+                        bits(y.as_slice()),
+                        bits(&expected),
+                        "{encoding:?} {m}x{n}x{k} {ctx:?}"
+                    );
                 }
             }
         }
@@ -205,8 +262,13 @@ mod tests {
                     let expected = oracle::qmatmul(&x, 8, &raw);
                     for ctx in contexts() {
                         let w = QMatrix::pack(&ctx, &raw).unwrap();
-                        let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(8, 256, &x)), &[&w]).remove(0);
-                        assert_eq!(bits(y.as_slice()), bits(&expected), "{encoding:?} {fill:#x} {sign}");
+                        let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(8, 256, &x)), &[&w])
+                            .remove(0);
+                        assert_eq!(
+                            bits(y.as_slice()),
+                            bits(&expected),
+                            "{encoding:?} {fill:#x} {sign}"
+                        );
                     }
                 }
             }
@@ -224,10 +286,21 @@ mod tests {
                 raw.decode_row(n, &mut row).unwrap();
                 for m in 0..2 {
                     let xs = &x[m * 512..(m + 1) * 512];
-                    let want: f64 = row.iter().zip(xs).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
-                    let size: f64 = row.iter().map(|w| f64::from(*w).powi(2)).sum::<f64>().sqrt();
+                    let want: f64 = row
+                        .iter()
+                        .zip(xs)
+                        .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                        .sum();
+                    let size: f64 = row
+                        .iter()
+                        .map(|w| f64::from(*w).powi(2))
+                        .sum::<f64>()
+                        .sqrt();
                     // Each activation is off by at most half a step of max/127, independently.
-                    assert!((f64::from(y[m * 16 + n]) - want).abs() < size / 127.0 * 2.0, "{encoding:?}");
+                    assert!(
+                        (f64::from(y[m * 16 + n]) - want).abs() < size / 127.0 * 2.0,
+                        "{encoding:?}"
+                    );
                 }
             }
         }
@@ -235,13 +308,25 @@ mod tests {
 
     #[test]
     fn several_matrices_share_one_section() {
-        let (a, b) = (random_matrix(Encoding::Q4K, 24, 256, 1), random_matrix(Encoding::Q6K, 10, 256, 2));
+        let (a, b) = (
+            random_matrix(Encoding::Q4K, 24, 256, 1),
+            random_matrix(Encoding::Q6K, 10, 256, 2),
+        );
         for ctx in contexts() {
             let rows = quantize_rows(&ctx, &ctx.tensor(3, 256, &random(1, 3 * 256)));
-            let (a, b) = (QMatrix::pack(&ctx, &a).unwrap(), QMatrix::pack(&ctx, &b).unwrap());
+            let (a, b) = (
+                QMatrix::pack(&ctx, &a).unwrap(),
+                QMatrix::pack(&ctx, &b).unwrap(),
+            );
             let both = qmatmul(&ctx, &rows, &[&a, &b]);
-            assert_eq!(both[0].as_slice(), qmatmul(&ctx, &rows, &[&a])[0].as_slice());
-            assert_eq!(both[1].as_slice(), qmatmul(&ctx, &rows, &[&b])[0].as_slice());
+            assert_eq!(
+                both[0].as_slice(),
+                qmatmul(&ctx, &rows, &[&a])[0].as_slice()
+            );
+            assert_eq!(
+                both[1].as_slice(),
+                qmatmul(&ctx, &rows, &[&b])[0].as_slice()
+            );
         }
     }
 
@@ -253,7 +338,8 @@ mod tests {
                 let mut x = vec![0.5; 64];
                 x[40] = bad;
                 let w = QMatrix::pack(&ctx, &raw).unwrap();
-                let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(1, 64, &x)), &[&w]).remove(0);
+                let y =
+                    qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(1, 64, &x)), &[&w]).remove(0);
                 assert!(y.as_slice().iter().all(|v| v.is_nan()));
             }
         }

@@ -32,16 +32,26 @@ pub(super) fn qmatmul(x: &[f32], m: usize, raw: &RawMatrix) -> Vec<f32> {
 fn chain(encoding: Encoding, row: &[u8], groups: &[Rounded]) -> f32 {
     let mut y = 0.0_f32;
     let per_block = encoding.block_len() / GROUP;
-    for (b, groups) in row.chunks_exact(encoding.block_bytes()).zip(groups.chunks_exact(per_block)) {
+    for (b, groups) in row
+        .chunks_exact(encoding.block_bytes())
+        .zip(groups.chunks_exact(per_block))
+    {
         let half = |at: usize| f16::from_le_bytes([b[at], b[at + 1]]).to_f32();
         for (g, x) in groups.iter().enumerate() {
             let q: [i32; GROUP] = std::array::from_fn(|i| code(encoding, b, g * GROUP + i));
-            let dot = |from: usize| (from..from + 16).map(|i| q[i] * i32::from(x.values[i])).sum::<i32>();
+            let dot = |from: usize| {
+                (from..from + 16)
+                    .map(|i| q[i] * i32::from(x.values[i]))
+                    .sum::<i32>()
+            };
             let (dots, sums) = ([dot(0), dot(16)], x.halves);
             let (d, sum) = (dots[0] + dots[1], sums[0] + sums[1]);
-            let mut add = |scale: f32, integer: i32| y = (scale * x.scale).mul_add(integer as f32, y);
+            let mut add =
+                |scale: f32, integer: i32| y = (scale * x.scale).mul_add(integer as f32, y);
             match encoding {
-                Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => add(half(0), d),
+                Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => {
+                    add(half(0), d)
+                }
                 Encoding::Q4_1 | Encoding::Q5_1 => {
                     add(half(0), d);
                     y = half(2).mul_add(x.scale * sum as f32, y);
@@ -54,9 +64,15 @@ fn chain(encoding: Encoding, row: &[u8], groups: &[Rounded]) -> f32 {
                 Encoding::Q6K | Encoding::Q3K => {
                     let s: Vec<i32> = match encoding {
                         Encoding::Q6K => b[192..208].iter().map(|&s| i32::from(s as i8)).collect(),
-                        _ => q3_k_scales(b[96..108].try_into().unwrap()).map(i32::from).to_vec(),
+                        _ => q3_k_scales(b[96..108].try_into().unwrap())
+                            .map(i32::from)
+                            .to_vec(),
                     };
-                    let at = if encoding == Encoding::Q6K { block::q6_k::D } else { block::q3_k::D };
+                    let at = if encoding == Encoding::Q6K {
+                        block::q6_k::D
+                    } else {
+                        block::q3_k::D
+                    };
                     add(half(at), s[2 * g] * dots[0] + s[2 * g + 1] * dots[1]);
                 }
                 Encoding::Q2K => {

@@ -29,10 +29,16 @@ pub(super) fn pack_panel(format: Format, raw: &RawMatrix, first: usize, out: &mu
         scales: [0; 16],
         mins: [0; 16],
     });
-    let rows: Vec<&[u8]> = (first..raw.rows().min(first + PANEL_ROWS)).map(|row| raw.row(row)).collect();
+    let rows: Vec<&[u8]> = (first..raw.rows().min(first + PANEL_ROWS))
+        .map(|row| raw.row(row))
+        .collect();
     for (index, out) in out.chunks_exact_mut(format.block_bytes()).enumerate() {
         for (unpacked, row) in unpacked.iter_mut().zip(&rows) {
-            unpack(format, &row[index * file_block..(index + 1) * file_block], unpacked);
+            unpack(
+                format,
+                &row[index * file_block..(index + 1) * file_block],
+                unpacked,
+            );
         }
         write_block(format, &unpacked, out);
     }
@@ -44,7 +50,10 @@ fn write_block(format: Format, rows: &[Unpacked; PANEL_ROWS], out: &mut [u8]) {
         write_halves(rows, kind, header);
     }
     let (code_bytes, scale_bytes) = (format.code_bytes(), format.scale_bytes());
-    for (g, record) in records.chunks_exact_mut(code_bytes + scale_bytes).enumerate() {
+    for (g, record) in records
+        .chunks_exact_mut(code_bytes + scale_bytes)
+        .enumerate()
+    {
         let (codes, scales) = record.split_at_mut(code_bytes);
         write_codes(format.codes(), &chunks(rows, g), codes);
         match format.scheme() {
@@ -86,7 +95,9 @@ fn write_pairs(rows: [&[u8; 16]; PANEL_ROWS], g: usize, out: &mut [u8]) {
 fn chunks(rows: &[Unpacked; PANEL_ROWS], g: usize) -> [[u8; 32]; 8] {
     let mut chunks = [[0; 32]; 8];
     for (i, row) in rows.iter().enumerate() {
-        let codes: &[u8; GROUP] = row.codes[g * GROUP..(g + 1) * GROUP].try_into().expect("32 codes");
+        let codes: &[u8; GROUP] = row.codes[g * GROUP..(g + 1) * GROUP]
+            .try_into()
+            .expect("32 codes");
         for (chunk, four) in chunks.iter_mut().zip(codes.as_chunks::<4>().0) {
             chunk[4 * i..4 * i + 4].copy_from_slice(four);
         }
@@ -129,7 +140,9 @@ fn write_nibbles(chunks: &[[u8; 32]; 8], out: &mut [u8]) {
 fn write_code_pairs(chunks: &[[u8; 32]; 8], shift: u32, out: &mut [u8]) {
     for (j, out) in out.chunks_exact_mut(32).enumerate() {
         for (l, out) in out.iter_mut().enumerate() {
-            *out = (0..4).map(|t| ((chunks[j + 2 * t][l] >> shift) & 3) << (2 * t)).sum();
+            *out = (0..4)
+                .map(|t| ((chunks[j + 2 * t][l] >> shift) & 3) << (2 * t))
+                .sum();
         }
     }
 }

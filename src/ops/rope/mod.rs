@@ -26,15 +26,28 @@ pub struct RopeTable {
 /// The table for `positions`, with one frequency (radians per position) per rotated pair.
 ///
 /// Cosine and sine are multiplied by `magnitude` (1 for all but some scaling rules).
-pub fn rope_table(ctx: &Context, positions: &[u32], frequencies: &[f32], magnitude: f32) -> RopeTable {
+pub fn rope_table(
+    ctx: &Context,
+    positions: &[u32],
+    frequencies: &[f32],
+    magnitude: f32,
+) -> RopeTable {
     let (rows, pairs) = (positions.len(), frequencies.len());
     let (mut cos, mut sin) = (ctx.uninit(rows, pairs), ctx.uninit(rows, pairs));
-    let (cos_out, sin_out) = (Disjoint::new(cos.as_mut_slice()), Disjoint::new(sin.as_mut_slice()));
+    let (cos_out, sin_out) = (
+        Disjoint::new(cos.as_mut_slice()),
+        Disjoint::new(sin.as_mut_slice()),
+    );
     ctx.for_row_ranges(rows, pairs * 32, |first, count| {
         for row in first..first + count {
             // SAFETY: rows are disjoint.
             #[allow(unsafe_code)]
-            let (cos, sin) = unsafe { (cos_out.part(row * pairs, pairs), sin_out.part(row * pairs, pairs)) };
+            let (cos, sin) = unsafe {
+                (
+                    cos_out.part(row * pairs, pairs),
+                    sin_out.part(row * pairs, pairs),
+                )
+            };
             for (i, &frequency) in frequencies.iter().enumerate() {
                 let (s, c) = libm::sincos(f64::from(positions[row] as f32 * frequency));
                 cos[i] = c as f32 * magnitude;
@@ -48,7 +61,10 @@ pub fn rope_table(ctx: &Context, positions: &[u32], frequencies: &[f32], magnitu
 /// Rotates the first `2 * pairs` elements of every head of `x` `[tokens, heads * head_dim]` in place.
 pub fn rope(ctx: &Context, x: &mut Tensor, head_dim: usize, pairing: Pairing, table: &RopeTable) {
     let (rows, cols, pairs) = (x.rows(), x.cols(), table.cos.cols());
-    assert!(rows == table.cos.rows() && cols.is_multiple_of(head_dim) && 2 * pairs <= head_dim, "{x:?}, {pairs} pairs");
+    assert!(
+        rows == table.cos.rows() && cols.is_multiple_of(head_dim) && 2 * pairs <= head_dim,
+        "{x:?}, {pairs} pairs"
+    );
     let values = Disjoint::new(x.as_mut_slice());
     ctx.for_row_ranges(rows, cols, |first, count| {
         for row in first..first + count {
@@ -56,7 +72,11 @@ pub fn rope(ctx: &Context, x: &mut Tensor, head_dim: usize, pairing: Pairing, ta
             #[allow(unsafe_code)]
             let heads = unsafe { values.part(row * cols, cols) };
             for head in heads.chunks_exact_mut(head_dim) {
-                let (head, cos, sin) = (&mut head[..2 * pairs], table.cos.row(row), table.sin.row(row));
+                let (head, cos, sin) = (
+                    &mut head[..2 * pairs],
+                    table.cos.row(row),
+                    table.sin.row(row),
+                );
                 match pairing {
                     Pairing::HalfSplit => rotate_halves(head, cos, sin),
                     Pairing::Interleaved => rotate_neighbours(head, cos, sin),
@@ -101,18 +121,31 @@ mod tests {
             rope(&ctx, &mut x, 8, Pairing::HalfSplit, &table);
             // Interleaved is the same on reordered elements.
             let order = |i: usize| if i < 6 { i / 2 + i % 2 * 3 } else { i };
-            let mixed: Vec<f32> = (0..values.len()).map(|i| values[i / 8 * 8 + order(i % 8)]).collect();
+            let mixed: Vec<f32> = (0..values.len())
+                .map(|i| values[i / 8 * 8 + order(i % 8)])
+                .collect();
             let mut other = ctx.tensor(4, 16, &mixed);
             rope(&ctx, &mut other, 8, Pairing::Interleaved, &table);
-            assert!((0..values.len()).all(|i| other.as_slice()[i] == x.as_slice()[i / 8 * 8 + order(i % 8)]));
+            assert!(
+                (0..values.len())
+                    .all(|i| other.as_slice()[i] == x.as_slice()[i / 8 * 8 + order(i % 8)])
+            );
             for (row, &position) in positions.iter().enumerate() {
                 for head in 0..2 {
-                    let (old, new) = (&values[row * 16 + head * 8..][..8], &x.row(row)[head * 8..][..8]);
+                    let (old, new) = (
+                        &values[row * 16 + head * 8..][..8],
+                        &x.row(row)[head * 8..][..8],
+                    );
                     for (i, &frequency) in frequencies.iter().enumerate() {
                         let angle = f64::from(position as f32 * frequency);
                         let (a, b) = (f64::from(old[i]), f64::from(old[i + 3]));
-                        assert!((f64::from(new[i]) - (a * angle.cos() - b * angle.sin())).abs() < 1e-6);
-                        assert!((f64::from(new[i + 3]) - (b * angle.cos() + a * angle.sin())).abs() < 1e-6);
+                        assert!(
+                            (f64::from(new[i]) - (a * angle.cos() - b * angle.sin())).abs() < 1e-6
+                        );
+                        assert!(
+                            (f64::from(new[i + 3]) - (b * angle.cos() + a * angle.sin())).abs()
+                                < 1e-6
+                        );
                     }
                     assert_eq!(old[6..], new[6..]);
                 }

@@ -36,12 +36,19 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> __m256 {
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())))) }
+        unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
+                _mm_loadu_si128(p.cast()),
+            )))
+        }
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: __m256) {
         unsafe {
-            let x = _mm256_max_ps(_mm256_set1_ps(-65504.0), _mm256_min_ps(_mm256_set1_ps(65504.0), x));
+            let x = _mm256_max_ps(
+                _mm256_set1_ps(-65504.0),
+                _mm256_min_ps(_mm256_set1_ps(65504.0), x),
+            );
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
         }
     }
@@ -87,7 +94,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn exp2i(n: __m256i) -> __m256 {
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127)))) }
+        unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+                n,
+                _mm256_set1_epi32(127),
+            )))
+        }
     }
     #[inline(always)]
     unsafe fn to_f32(x: __m256i) -> __m256 {
@@ -161,7 +173,12 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     unsafe fn lookup16(table: *const i8, index: __m256i) -> __m256i {
-        unsafe { _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.cast())), index) }
+        unsafe {
+            _mm256_shuffle_epi8(
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(table.cast())),
+                index,
+            )
+        }
     }
     #[inline(always)]
     unsafe fn splat4(p: *const i8) -> __m256i {
@@ -188,8 +205,10 @@ impl Simd for Avx2 {
     unsafe fn dot_i8(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
         // |w| fits an unsigned byte (128 at most), and |w| * x does not saturate: 2 * 128 * 127 = 32512.
         unsafe {
-            let products =
-                _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights));
+            let products = _mm256_maddubs_epi16(
+                _mm256_abs_epi8(weights),
+                _mm256_sign_epi8(activations, weights),
+            );
             _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
         }
     }

@@ -55,7 +55,10 @@ pub unsafe fn tanh<V: Simd>(x: V::F32) -> V::F32 {
     // SAFETY: no memory is touched; the instruction set is the caller's duty.
     unsafe {
         let e = exp::<V>(V::add(x, x));
-        V::sub(V::splat(1.0), V::div(V::splat(2.0), V::add(e, V::splat(1.0))))
+        V::sub(
+            V::splat(1.0),
+            V::div(V::splat(2.0), V::add(e, V::splat(1.0))),
+        )
     }
 }
 
@@ -69,6 +72,9 @@ pub unsafe fn gelu_tanh<V: Simd>(x: V::F32) -> V::F32 {
     unsafe {
         let cubic = V::mul(V::mul(x, x), x);
         let inner = V::mul(V::splat(0.797_884_6), V::fma(V::splat(0.044_715), cubic, x));
-        V::mul(V::mul(V::splat(0.5), x), V::add(V::splat(1.0), tanh::<V>(inner)))
+        V::mul(
+            V::mul(V::splat(0.5), x),
+            V::add(V::splat(1.0), tanh::<V>(inner)),
+        )
     }
 }

@@ -72,12 +72,16 @@ impl Simd for Scalar {
     #[inline(always)]
     unsafe fn load_f16(p: *const u8) -> F {
         // SAFETY: the trait's contract.
-        lanes(unsafe { p.cast::<[u16; 8]>().read_unaligned() }, |x| f16::from_bits(x).to_f32())
+        lanes(unsafe { p.cast::<[u16; 8]>().read_unaligned() }, |x| {
+            f16::from_bits(x).to_f32()
+        })
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u8) -> F {
         // SAFETY: the trait's contract.
-        lanes(unsafe { p.cast::<[u16; 8]>().read_unaligned() }, |x| bf16::from_bits(x).to_f32())
+        lanes(unsafe { p.cast::<[u16; 8]>().read_unaligned() }, |x| {
+            bf16::from_bits(x).to_f32()
+        })
     }
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: F) {
@@ -176,7 +180,9 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn madd_i16(a: I, b: I) -> I {
-        pairs(a, b, |a, b| halves(a).0 * halves(b).0 + halves(a).1 * halves(b).1)
+        pairs(a, b, |a, b| {
+            halves(a).0 * halves(b).0 + halves(a).1 * halves(b).1
+        })
     }
 
     #[inline(always)]
@@ -223,7 +229,9 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn acc_add(acc: I, weights: B, activations: B) -> I {
-        dot4(acc, |i| i32::from(weights[i]) * i32::from(activations[i] as i8))
+        dot4(acc, |i| {
+            i32::from(weights[i]) * i32::from(activations[i] as i8)
+        })
     }
     #[inline(always)]
     unsafe fn acc_widen(acc: I) -> I {
@@ -235,7 +243,9 @@ impl Simd for Scalar {
     }
     #[inline(always)]
     unsafe fn dot_i8(acc: I, weights: B, activations: B) -> I {
-        dot4(acc, |i| i32::from(weights[i] as i8) * i32::from(activations[i] as i8))
+        dot4(acc, |i| {
+            i32::from(weights[i] as i8) * i32::from(activations[i] as i8)
+        })
     }
 }
 
