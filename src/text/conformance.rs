@@ -6,14 +6,26 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::*;
-use crate::formats::gguf::GgufFile;
+use crate::formats::gguf::Metadata;
+use crate::formats::gguf::header;
+use crate::formats::gguf::meta::HeaderBytes;
+use crate::formats::mmap::Mapping;
+use crate::formats::MappedBytes;
 
 /// Where `scripts/check-text` puts its cases.
 const CASES: &str = "OXYDLLM_TEST_TEXT_CASES";
 
+/// The metadata alone: vocabulary files have no tensors, and other files may have any.
+fn metadata(path: &Path) -> Metadata {
+    let mapping = Mapping::open(path).unwrap();
+    let header = header::parse(mapping.as_slice()).unwrap();
+    let len = mapping.as_slice().len();
+    Metadata::new(HeaderBytes::Mapped(MappedBytes::new(mapping, 0, len).unwrap()), &header)
+}
+
 fn load(path: &Path) -> Tokenizer {
     let loaded = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("gguf") => Tokenizer::from_metadata(GgufFile::open(path).unwrap().metadata()),
+        Some("gguf") => Tokenizer::from_metadata(&metadata(path)),
         Some("json") => Tokenizer::from_json_bytes(&std::fs::read(path).unwrap()),
         _ => Tokenizer::from_folder(path),
     };
@@ -99,7 +111,7 @@ fn check_checkpoint(folder: &Path) -> usize {
         check_stream(&tokenizer, &framed);
     }
     let sources = match is_gguf {
-        true => TemplateSources::from_metadata(GgufFile::open(&gguf).unwrap().metadata()).unwrap(),
+        true => TemplateSources::from_metadata(&metadata(&gguf)).unwrap(),
         false => TemplateSources::from_folder(folder).unwrap(),
     };
     let template = sources.compile().unwrap();
@@ -113,6 +125,8 @@ fn check_checkpoint(folder: &Path) -> usize {
 
 fn render(template: &ChatTemplate, tokenizer: &Tokenizer, case: &Value) -> crate::error::Result<Rendered> {
     let messages = case["messages"].as_array().cloned().unwrap_or_default();
+    let mut extra = case.as_object().unwrap().clone();
+    extra.retain(|name, _| !["messages", "tools", "add_generation_prompt", "name", "text", "ids"].contains(&name.as_str()));
     let text = |id: Option<u32>| id.and_then(|id| tokenizer.find_token(id));
     let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
     template.render(&RenderInput {
@@ -121,7 +135,7 @@ fn render(template: &ChatTemplate, tokenizer: &Tokenizer, case: &Value) -> crate
         add_generation_prompt: case["add_generation_prompt"] != false,
         bos_token: bos.as_deref(),
         eos_token: eos.as_deref(),
-        extra: case["kwargs"].as_object().or_else(|| case["extra"].as_object()),
+        extra: Some(&extra),
         now: None,
         specials: Some(tokenizer.special_texts()),
     })
