@@ -11,6 +11,8 @@ mod detokenize;
 mod specials;
 mod stops;
 mod template;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;

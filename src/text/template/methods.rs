@@ -54,12 +54,19 @@ type Test = (&'static str, fn(&Value) -> bool);
 /// undefined value can), and truth values are numbers.
 pub(super) const TESTS: &[Test] = &[
     ("iterable", is_iterable),
-    ("sequence", |value| is_iterable(value) && value.len().is_some() || value.is_undefined()),
-    ("number", |value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool)),
+    ("sequence", |value| {
+        is_iterable(value) && value.len().is_some() || value.is_undefined()
+    }),
+    ("number", |value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    }),
 ];
 
 fn is_iterable(value: &Value) -> bool {
-    !matches!(value.kind(), ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain)
+    !matches!(
+        value.kind(),
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain
+    )
 }
 
 /// The `indent` filter: unlike the one of minijinja it keeps a line end at the end.
@@ -80,7 +87,11 @@ pub(super) fn indent_filter(
             None => " ".repeat(usize::try_from(width.clone())?.min(1024)),
         },
     };
-    let mut out = if first { indention.clone() } else { String::new() };
+    let mut out = if first {
+        indention.clone()
+    } else {
+        String::new()
+    };
     for (index, line) in text.split('\n').enumerate() {
         if index > 0 {
             out.push('\n');

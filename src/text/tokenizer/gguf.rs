@@ -177,7 +177,8 @@ impl GgufTokenizerData {
     /// Tokens that are found in text as a whole.
     fn added_tokens(&self) -> Vec<AddedToken> {
         // Phi-3's tokens swallow the spaces that follow; the files do not say so, but its vocabulary is known.
-        let spelled = |id: usize, text: &str| self.tokens.get(id).is_some_and(|token| token == text);
+        let spelled =
+            |id: usize, text: &str| self.tokens.get(id).is_some_and(|token| token == text);
         let is_phi3 = spelled(32_000, "<|endoftext|>") && spelled(32_001, "<|assistant|>");
         let mut added = Vec::new();
         for (index, token) in self.tokens.iter().enumerate() {
