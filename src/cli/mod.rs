@@ -11,7 +11,7 @@ mod printer;
 mod progress;
 mod pull;
 mod rm;
-mod run;
+pub mod run;
 mod usage;
 mod version;
 

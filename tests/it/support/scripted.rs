@@ -1,0 +1,190 @@
+//! An engine without a model: it answers with tokens that a test wrote down. Token ids are bytes.
+
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use oxydllm::chat::ChatModel;
+use oxydllm::engine::{Engine, EngineInfo, Event, FinishReason, Request, Submission, Usage};
+use oxydllm::error::Error;
+use oxydllm::text::{ChatTemplate, Tokenizer};
+use serde_json::{Value, json};
+
+/// What the engine does next.
+#[derive(Debug)]
+pub enum Step {
+    /// Gives these tokens, one event each.
+    Tokens(Vec<u32>),
+    /// Computes for that long, deaf to everything.
+    Work(Duration),
+    /// Gives a token again and again until nobody wants more.
+    Forever(u32),
+    /// Ends regularly.
+    Done(FinishReason),
+    /// Ends by failure.
+    Fail(Error),
+    /// Dies.
+    Vanish,
+}
+
+/// The tokens of a text.
+pub fn bytes(text: &str) -> Step {
+    Step::Tokens(text.bytes().map(u32::from).collect())
+}
+
+/// How a request ended for the engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// All steps were done.
+    Complete,
+    /// The request was cancelled.
+    Cancelled,
+    /// The receiver was dropped.
+    Abandoned,
+}
+
+/// A request that the engine has seen.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    pub request: Request,
+    pub end: End,
+}
+
+/// All requests so far.
+pub type Log = Arc<Mutex<Vec<Seen>>>;
+
+/// Starts an engine that answers each request by the steps that `script` gives for it.
+pub fn engine(
+    max_context: usize,
+    mut script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
+) -> (Engine, Log) {
+    let (queue, submissions) = mpsc::sync_channel::<Submission>(8);
+    let log = Log::default();
+    let seen = Arc::clone(&log);
+    thread::spawn(move || {
+        for submission in submissions {
+            let steps = script(&submission.request);
+            let end = play(&submission, steps);
+            let request = submission.request.clone();
+            drop(submission);
+            seen.lock().unwrap().push(Seen { request, end });
+        }
+    });
+    let info = EngineInfo {
+        vocab_size: 300,
+        max_context,
+        weight_bytes: 3 << 20,
+        kv_bytes: 1 << 20,
+    };
+    (Engine::from_queue(queue, info), log)
+}
+
+fn play(submission: &Submission, steps: Vec<Step>) -> End {
+    let request = &submission.request;
+    let mut sent = 0;
+    let mut send = |event| {
+        if request.cancel.is_cancelled() {
+            return Err(End::Cancelled);
+        }
+        sent += usize::from(matches!(event, Event::Token { .. }));
+        submission.events.send(event).map_err(|_| End::Abandoned)?;
+        Ok(sent)
+    };
+    let run = || {
+        for step in steps {
+            match step {
+                Step::Tokens(ids) => {
+                    for id in ids {
+                        send(Event::Token { id, logprobs: None })?;
+                    }
+                }
+                Step::Work(time) => thread::sleep(time),
+                Step::Forever(id) => loop {
+                    send(Event::Token { id, logprobs: None })?;
+                    thread::sleep(Duration::from_millis(10));
+                },
+                Step::Done(reason) => {
+                    let usage = Usage {
+                        prompt_tokens: request.tokens.len(),
+                        completion_tokens: 7,
+                        prefill_s: 0.5,
+                        decode_s: 3.0,
+                        ..Usage::default()
+                    };
+                    send(Event::Done { reason, usage })?;
+                }
+                Step::Fail(error) => {
+                    send(Event::Failed(error))?;
+                }
+                Step::Vanish => return Ok(()),
+            }
+        }
+        Ok(())
+    };
+    run().err().unwrap_or(End::Complete)
+}
+
+/// A model around `engine` whose tokenizer maps bytes to ids; its prompts are `<role>content` lines.
+pub fn model(engine: Engine) -> ChatModel {
+    model_with(
+        engine,
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '\\n' }}{% endfor %}<assistant>",
+    )
+}
+
+/// The same with another template.
+pub fn model_with(engine: Engine, template: &str) -> ChatModel {
+    let template = ChatTemplate::new(template).unwrap();
+    ChatModel::new(engine, tokenizer(), Some(template), [0])
+}
+
+/// The same without a chat template.
+pub fn base_model(engine: Engine) -> ChatModel {
+    ChatModel::new(engine, tokenizer(), None, [0])
+}
+
+/// The beginning-of-text token, which the tokenizer puts before plain texts.
+pub const BOS: u32 = 256;
+
+/// A byte-level tokenizer without merges, in which every byte is its own id.
+fn tokenizer() -> Arc<Tokenizer> {
+    let vocab: serde_json::Map<String, Value> = (0..=255_u8)
+        .map(|byte| (spelling(byte).to_string(), Value::from(byte)))
+        .collect();
+    let byte_level = json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
+    });
+    let bos = json!({
+        "id": BOS, "content": "<bos>", "special": true,
+        "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+    });
+    let post_processor = json!({
+        "type": "TemplateProcessing",
+        "single": [
+            { "SpecialToken": { "id": "<bos>", "type_id": 0 } },
+            { "Sequence": { "id": "A", "type_id": 0 } },
+        ],
+        "pair": [{ "Sequence": { "id": "A", "type_id": 0 } }, { "Sequence": { "id": "B", "type_id": 1 } }],
+        "special_tokens": { "<bos>": { "id": "<bos>", "ids": [BOS], "tokens": ["<bos>"] } },
+    });
+    let json = json!({
+        "version": "1.0",
+        "added_tokens": [bos],
+        "normalizer": null,
+        "pre_tokenizer": byte_level,
+        "post_processor": post_processor,
+        "decoder": byte_level,
+        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    Arc::new(Tokenizer::from_json_bytes(json.to_string().as_bytes()).unwrap())
+}
+
+/// How GPT-2's alphabet writes a byte: itself when it is printable, else the next free character from U+0100 on.
+fn spelling(byte: u8) -> char {
+    let printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    if printable(&byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|byte| !printable(byte)).count();
+    char::from_u32(0x100 + u32::try_from(before).unwrap()).unwrap()
+}
