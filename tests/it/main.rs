@@ -6,6 +6,8 @@
 )]
 
 mod chat_turn;
+mod cli;
+mod cli_pull;
 mod fuzz;
 mod fuzz_bodies;
 mod layering;

@@ -1,4 +1,6 @@
-//! What several tests share.
+//! What several test modules need: the program in a home of its own, HTTP servers with bad habits, scripted engines, terminals.
 
+pub mod http;
+pub mod program;
 pub mod scripted;
 pub mod terminal;
