@@ -87,7 +87,7 @@ def evaluate(case, meaning, vocabulary, seed, folder):
     exact = [reference.logits(model, ids) for ids in prompts]
     answers = [reference.greedy(model, ids) for ids in prompts]
     assert all(token < len(vocabulary.tokens) for tokens, _ in answers for token in tokens), f"{case.name}: a greedy token without text"
-    return {"prompts": prompts, "logits": exact, "greedy": answers, "rounding": reference.rounding(model, prompts, exact),
+    return {"seed": seed, "prompts": prompts, "logits": exact, "greedy": answers, "rounding": reference.rounding(model, prompts, exact),
             "margin": min(min(margins) for _, margins in answers)}
 
 
@@ -99,7 +99,7 @@ def write_expected(folder, case, types, vocabulary, found):
     if case.twin_of:
         expected["twin_of"] = case.twin_of
     else:
-        expected["rounding"] = found["rounding"]
+        expected.update(seed=found["seed"], rounding=found["rounding"])
         expected["tolerance"] = tolerance(found["rounding"], packed)
         expected["prompts"] = [{"ids": ids, "logits": f"logits.{i}", "greedy": tokens, "greedy_margins": margins}
                                for i, (ids, (tokens, margins)) in enumerate(zip(found["prompts"], found["greedy"]))]
