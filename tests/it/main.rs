@@ -6,6 +6,7 @@
 )]
 
 mod chat_turn;
+mod layering;
 mod run_once;
 mod run_repl;
 mod support;
