@@ -11,6 +11,7 @@ mod cli_pull;
 mod fuzz;
 mod fuzz_bodies;
 mod layering;
+mod models;
 mod run_once;
 mod run_repl;
 mod support;
