@@ -49,6 +49,7 @@ fn dot4(acc: I, product: impl Fn(usize) -> i32) -> I {
 }
 
 // SAFETY (all methods): pointers are valid for the bytes read or written by the trait's contract, and are accessed unaligned.
+// The byte products are calls: inlined into every kernel they would be most of the program.
 impl Simd for Scalar {
     type F32 = F;
     type I32 = I;
@@ -227,7 +228,7 @@ impl Simd for Scalar {
     unsafe fn acc_zero() -> I {
         [0; 8]
     }
-    #[inline]
+    #[inline(never)]
     unsafe fn acc_add(acc: I, weights: B, activations: B) -> I {
         dot4(acc, |i| {
             i32::from(weights[i]) * i32::from(activations[i] as i8)
@@ -241,7 +242,7 @@ impl Simd for Scalar {
     unsafe fn acc_widen_scaled(acc: I, factor: I) -> I {
         pairs(acc, factor, |a, f| a * halves(f).0)
     }
-    #[inline]
+    #[inline(never)]
     unsafe fn dot_i8(acc: I, weights: B, activations: B) -> I {
         dot4(acc, |i| {
             i32::from(weights[i] as i8) * i32::from(activations[i] as i8)
