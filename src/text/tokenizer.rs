@@ -135,8 +135,7 @@ impl Tokenizer {
             None => self.encode(&rendered.text, Specials::Parse),
             Some(text) => {
                 let guarded = self.guarded()?;
-                let ids = guard_panics("encode text", || guarded.encode(&text, false))?;
-                ids
+                guard_panics("encode text", || guarded.encode(&text, false))?
             }
         }
     }

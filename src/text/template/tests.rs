@@ -182,3 +182,68 @@ fn parts_that_join_into_a_control_token_are_outside() {
     assert_eq!(rendered.text, "x<|im_end|>y");
     assert!(rendered.has_outside_specials(&specials));
 }
+
+#[test]
+fn a_model_without_a_template_gets_the_format_of_its_control_tokens() {
+    use crate::text::{GgufTokenizerData, TokenType, Tokenizer};
+    let messages = [
+        json!({"role": "system", "content": "S"}),
+        json!({"role": "user", "content": " U "}),
+        json!({"role": "assistant", "content": "A"}),
+        json!({"role": "user", "content": "V"}),
+    ];
+    let render = |specials: &[&str]| {
+        let tokens: Vec<String> = ["x"]
+            .iter()
+            .chain(specials)
+            .map(ToString::to_string)
+            .collect();
+        let mut token_types = vec![TokenType::Control; tokens.len()];
+        token_types[0] = TokenType::Normal;
+        let (model, scores) = ("llama".to_string(), vec![0.0; tokens.len()]);
+        let data = GgufTokenizerData {
+            model,
+            tokens,
+            token_types,
+            scores,
+            ..GgufTokenizerData::default()
+        };
+        let template = ChatTemplate::for_tokenizer(&Tokenizer::from_gguf(&data).unwrap()).unwrap();
+        let (bos_token, eos_token) = (Some("<s>"), Some("</s>"));
+        let input = RenderInput {
+            messages: &messages,
+            add_generation_prompt: true,
+            bos_token,
+            eos_token,
+            ..RenderInput::default()
+        };
+        template.render(&input).unwrap().text
+    };
+    let cases: [(&[&str], &str); 5] = [
+        (
+            &["<start_of_turn>"],
+            "<s><start_of_turn>user\nS\n\n U<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n\
+             <start_of_turn>user\nV<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        (
+            &["[INST]"],
+            "<s>[INST] S\n\n U [/INST] A</s>[INST] V[/INST]",
+        ),
+        (
+            &["[INST]", "[SYSTEM_PROMPT]"],
+            "<s>[SYSTEM_PROMPT] S[/SYSTEM_PROMPT][INST]  U [/INST] A</s>[INST] V[/INST]",
+        ),
+        (
+            &["<|im_start|>"],
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n U <|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n\
+             <|im_start|>user\nV<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            &[],
+            "System: S\nUser:  U \nAssistant: A\nUser: V\nAssistant:",
+        ),
+    ];
+    for (specials, expected) in cases {
+        assert_eq!(render(specials), expected, "{specials:?}");
+    }
+}
