@@ -7,6 +7,7 @@ pub mod args;
 mod bench;
 mod eval;
 mod list;
+mod load;
 mod printer;
 mod progress;
 mod pull;

@@ -5,10 +5,14 @@
 //! remembers which control-token texts came from outside, so that [`Tokenizer::encode_rendered`] leaves them plain text.
 //! Read `tokenizer.rs` first, then `template.rs`.
 
+#[cfg(test)]
+mod conformance;
 mod detokenize;
 mod specials;
 mod stops;
 mod template;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;

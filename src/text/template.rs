@@ -125,7 +125,7 @@ impl ChatTemplate {
         }
     }
 
-    fn render_as_given(&self, input: &RenderInput<'_>) -> Result<Rendered> {
+    pub(super) fn render_as_given(&self, input: &RenderInput<'_>) -> Result<Rendered> {
         let marker = Marker::new(input);
         let mut context: Vec<(Jinja, Jinja)> = vec![
             (
@@ -201,6 +201,10 @@ fn environment() -> Result<Environment<'static>> {
     environment.add_filter("tojson", python::tojson);
     environment.add_filter("string", |value: &Jinja| python::to_str(value));
     environment.add_filter("trim", methods::trim_filter);
+    environment.add_filter("indent", methods::indent_filter);
+    for (name, test) in methods::TESTS {
+        environment.add_test(*name, test);
+    }
     environment.add_function(
         "raise_exception",
         |message: &Jinja| -> Result<Jinja, minijinja::Error> {

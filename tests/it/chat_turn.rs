@@ -36,6 +36,7 @@ fn request(stop: &[&str]) -> ChatRequest {
 fn pieces(model: &ChatModel, request: &ChatRequest) -> (Vec<String>, String, FinishReason) {
     let mut pieces = Vec::new();
     for delta in turn(model, request).unwrap() {
+        assert!(pieces.len() < 1000, "the answer does not end");
         match delta.unwrap() {
             Delta::Content(text) => pieces.push(text),
             Delta::Finish { reason, .. } => {

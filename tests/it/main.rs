@@ -12,6 +12,7 @@ mod cli_questions;
 mod fuzz;
 mod fuzz_bodies;
 mod layering;
+mod models;
 mod run_once;
 mod run_repl;
 mod support;

@@ -229,7 +229,11 @@ fn a_paste_of_two_hundred_lines_is_one_message_and_up_recalls_it_whole() {
     chat.wait_for("line 199");
     chat.send("\r");
     chat.wait_for(&expected);
-    chat.wait_for(">>> ");
+    let screen = chat.wait_for(">>> ");
+    assert!(
+        screen.contains("\x1b[?2004h"),
+        "the terminal is not asked to mark pastes"
+    );
     chat.send("\x1b[A");
     chat.wait_for("line 199");
     chat.send("\r");

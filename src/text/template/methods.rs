@@ -1,6 +1,6 @@
 //! Python's methods of strings and maps that templates call, on top of `minijinja-contrib`.
 
-use minijinja::value::{ValueKind, from_args};
+use minijinja::value::{Kwargs, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
@@ -45,6 +45,63 @@ fn trimmed<'a>(text: &'a str, chars: Option<&str>, start: bool, end: bool) -> &'
 /// The `trim` filter.
 pub(super) fn trim_filter(value: &Value, chars: Option<&str>) -> String {
     trimmed(&super::python::to_str(value), chars, true, true).to_string()
+}
+
+/// A test of Jinja, by name.
+type Test = (&'static str, fn(&Value) -> bool);
+
+/// Tests whose outcome is Python's own idea: everything with a length is a sequence, `None` cannot be iterated over (though an
+/// undefined value can), and truth values are numbers.
+pub(super) const TESTS: &[Test] = &[
+    ("iterable", is_iterable),
+    ("sequence", |value| {
+        is_iterable(value) && value.len().is_some() || value.is_undefined()
+    }),
+    ("number", |value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    }),
+];
+
+fn is_iterable(value: &Value) -> bool {
+    !matches!(
+        value.kind(),
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain
+    )
+}
+
+/// The `indent` filter: unlike the one of minijinja it keeps a line end at the end.
+pub(super) fn indent_filter(
+    text: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let width = width.or(kwargs.get("width")?);
+    let first = first.or(kwargs.get("first")?).unwrap_or(false);
+    let blank = kwargs.get::<Option<bool>>("blank")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let indention = match &width {
+        None => " ".repeat(4),
+        Some(width) => match width.as_str() {
+            Some(text) => text.to_string(),
+            None => " ".repeat(usize::try_from(width.clone())?.min(1024)),
+        },
+    };
+    let mut out = if first {
+        indention.clone()
+    } else {
+        String::new()
+    };
+    for (index, line) in text.split('\n').enumerate() {
+        if index > 0 {
+            out.push('\n');
+            if blank || !line.is_empty() {
+                out.push_str(&indention);
+            }
+        }
+        out.push_str(line.strip_suffix('\r').unwrap_or(line));
+    }
+    Ok(out)
 }
 
 fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {

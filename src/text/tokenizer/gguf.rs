@@ -52,8 +52,6 @@ pub struct GgufTokenizerData {
     pub model: String,
     /// `tokenizer.ggml.pre`: the rule that divides text into words.
     pub pre: Option<String>,
-    /// `general.name`, by which Phi-3's tokens that swallow following spaces are known.
-    pub model_name: Option<String>,
     /// Every token as spelled.
     pub tokens: Vec<String>,
     /// Scores of SentencePiece tokens.
@@ -120,7 +118,6 @@ impl GgufTokenizerData {
         Ok(Self {
             model,
             pre: text(&ggml("pre"))?,
-            model_name: text("general.name")?,
             tokens: strings("tokens")?,
             scores: metadata
                 .find_f32_array(&ggml("scores"))?
@@ -179,10 +176,10 @@ impl GgufTokenizerData {
 
     /// Tokens that are found in text as a whole.
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let is_phi3 = self.model_name.as_deref().is_some_and(|name| {
-            let name = name.to_lowercase();
-            name.contains("phi-3") || name.contains("phi3")
-        });
+        // Phi-3's tokens swallow the spaces that follow; the files do not say so, but its vocabulary is known.
+        let spelled =
+            |id: usize, text: &str| self.tokens.get(id).is_some_and(|token| token == text);
+        let is_phi3 = spelled(32_000, "<|endoftext|>") && spelled(32_001, "<|assistant|>");
         let mut added = Vec::new();
         for (index, token) in self.tokens.iter().enumerate() {
             let token_type = self.token_type(index);

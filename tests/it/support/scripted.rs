@@ -99,10 +99,13 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
                     }
                 }
                 Step::Work(time) => thread::sleep(time),
-                Step::Forever(id) => loop {
-                    send(Event::Token { id, logprobs: None })?;
-                    thread::sleep(Duration::from_millis(10));
-                },
+                Step::Forever(id) => {
+                    // Ten seconds are for ever enough, and a test that fails comes to an end.
+                    for _ in 0..1000 {
+                        send(Event::Token { id, logprobs: None })?;
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
                 Step::Done(reason) => {
                     let usage = Usage {
                         prompt_tokens: request.tokens.len(),
