@@ -75,8 +75,10 @@ fn download(server: &Server, dir: &Path, content: &[u8]) -> (Result<Vec<u8>, Err
     (outcome.map(|()| fs::read(&path).unwrap()), watch)
 }
 
+type Habit = Box<dyn Fn(&Asked) -> Reply + Send + Sync>;
+
 /// Replies by a list, the last one for ever.
-fn in_turn(replies: Vec<Box<dyn Fn(&Asked) -> Reply + Send + Sync>>) -> Server {
+fn in_turn(replies: Vec<Habit>) -> Server {
     let count = AtomicUsize::new(0);
     Server::start(move |asked| {
         replies[count.fetch_add(1, Ordering::SeqCst).min(replies.len() - 1)](asked)
@@ -488,7 +490,7 @@ fn a_changed_file_on_the_hub_replaces_the_old_part() {
         ".oxydllm/models/user/tiny-GGUF/tiny-Q4_0.gguf.part",
         &old[..200],
     );
-    let known = json!({"files": {"tiny-Q4_0.gguf": {"size": 500, "sha256": sha256(&old)}}});
+    let known = json!({"files": {"tiny-Q4_0.gguf": {"size": new.len(), "sha256": sha256(&old)}}});
     home.write(
         ".oxydllm/models/user/tiny-GGUF/.oxydllm_pull.json",
         known.to_string().as_bytes(),

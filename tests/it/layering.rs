@@ -199,7 +199,7 @@ fn has_word(line: &str, word: &str) -> bool {
         let before = line[..at].chars().next_back();
         let after = line[at + word.len()..].chars().next();
         let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
-        !is_part(before) && !(word.ends_with(char::is_alphanumeric) && is_part(after))
+        !(is_part(before) || word.ends_with(char::is_alphanumeric) && is_part(after))
     })
 }
 

@@ -8,6 +8,7 @@
 mod chat_turn;
 mod cli;
 mod cli_pull;
+mod cli_questions;
 mod fuzz;
 mod fuzz_bodies;
 mod layering;
