@@ -21,6 +21,7 @@ mkdir -p "$cache"
 
 passed=0
 failed=0
+ignored=0
 failures=()
 skips=()
 
@@ -34,6 +35,7 @@ step() {
     status=${PIPESTATUS[0]}
     ok=$(sum_of passed)
     bad=$(sum_of failed)
+    ignored=$((ignored + $(sum_of ignored)))
     if [ "$((ok + bad))" -eq 0 ]; then
         [ "$status" -eq 0 ] && ok=1 || bad=1
     elif [ "$status" -ne 0 ] && [ "$bad" -eq 0 ]; then
@@ -137,5 +139,6 @@ fi
 printf '\n== summary (%d s)\n' "$SECONDS"
 for name in "${failures[@]}"; do printf 'failed: %s\n' "$name"; done
 for name in "${skips[@]}"; do printf 'skipped: %s\n' "$name"; done
+[ "$ignored" -eq 0 ] || printf 'skipped: %d tests marked `#[ignore]`\n' "$ignored"
 printf '%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" -eq 0 ]
