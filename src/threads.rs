@@ -1,1 +1,471 @@
-//! The process's compute pool.
+//! The process's compute pool: fork-join over a shared task counter, sized by what the process may really use.
+//!
+//! [`Pool::run`] calls a closure once for every task index. Which thread runs which task never matters to a result (the
+//! numerical contract in `docs/architecture.md` sees to that), so tasks are claimed one by one: a thread that lost its
+//! core holds up one task, not a fixed share of the work. Completion is counted in tasks, not in workers: a worker that
+//! is asleep is not waited for. Workers spin briefly after a job and then sleep, so an idle process uses no CPU.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// Turns of the spin loop before a worker goes to sleep: some tens of microseconds, a few times the gap between two
+/// operations of one forward pass.
+const SPINS_BEFORE_SLEEP: u32 = 20_000;
+/// Turns of the caller's spin loop before it offers its core to somebody else between looks.
+const SPINS_BEFORE_YIELD: u32 = 2_000;
+
+/// The closure of a job as two words, so that workers can read it without a lock.
+type Task<'a> = &'a (dyn Fn(usize) + Sync);
+
+struct Shared {
+    /// Job number in the upper half, next unclaimed task in the lower half.
+    state: AtomicU64,
+    /// Points at the caller's `Task` (a fat reference on its stack) while a job runs.
+    task: AtomicPtr<()>,
+    num_tasks: AtomicUsize,
+    completed: AtomicUsize,
+    sleepers: AtomicUsize,
+    stop: AtomicBool,
+    wake: Mutex<()>,
+    bell: Condvar,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// A fork-join pool; the thread that calls [`Pool::run`] works too.
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// Held by the caller of `run`: one job at a time.
+    turn: Mutex<()>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+thread_local! {
+    /// Set while this thread runs a task, so that a nested `run` works inline instead of waiting for itself.
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("num_threads", &self.num_threads())
+            .finish()
+    }
+}
+
+impl Pool {
+    /// A pool of `num_threads` threads in all (at least 1), the caller of `run` included.
+    pub fn new(num_threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            task: AtomicPtr::new(std::ptr::null_mut()),
+            num_tasks: AtomicUsize::new(0),
+            completed: AtomicUsize::new(0),
+            sleepers: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            wake: Mutex::new(()),
+            bell: Condvar::new(),
+            panic: Mutex::new(None),
+        });
+        let workers = (1..num_threads.max(1))
+            .map(|index| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new()
+                    .name(format!("compute-{index}"))
+                    .spawn(move || shared.work())
+                    .expect("the system refuses to start a thread")
+            })
+            .collect();
+        Self {
+            shared,
+            turn: Mutex::new(()),
+            workers,
+        }
+    }
+
+    /// Threads that take part in a job, the caller included.
+    pub fn num_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Calls `task(i)` once for every `i` in `0..num_tasks`, on all threads, and returns when every call has returned.
+    ///
+    /// Called from inside a task it runs inline. A panic in a task is raised again here, after the others have finished.
+    pub fn run(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
+        if num_tasks <= 1 || self.workers.is_empty() || IN_TASK.get() {
+            (0..num_tasks).for_each(task);
+            return;
+        }
+        assert!(
+            num_tasks < u32::MAX as usize,
+            "a job has at most 2^32 tasks"
+        );
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let task: Task<'_> = &task;
+        let epoch = self.shared.publish(&task, num_tasks);
+        self.shared.claim_and_run(epoch);
+        self.shared.wait_completed(num_tasks);
+        let panic = self
+            .shared
+            .panic
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        drop(turn);
+        if let Some(payload) = panic {
+            resume_unwind(payload);
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.ring();
+        for worker in self.workers.drain(..) {
+            // A worker never panics: tasks run under `catch_unwind`.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Makes a job visible and returns its number.
+    fn publish(&self, task: &Task<'_>, num_tasks: usize) -> u64 {
+        let epoch =
+            (self.state.load(Ordering::Relaxed) >> 32).wrapping_add(1) & u64::from(u32::MAX);
+        self.task.store(
+            std::ptr::from_ref(task).cast_mut().cast(),
+            Ordering::Relaxed,
+        );
+        self.num_tasks.store(num_tasks, Ordering::Relaxed);
+        self.completed.store(0, Ordering::Relaxed);
+        self.state.store(epoch << 32, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            self.ring();
+        }
+        epoch
+    }
+
+    fn ring(&self) {
+        let guard = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(guard);
+        self.bell.notify_all();
+    }
+
+    /// Claims and runs tasks of job `epoch` until none is left.
+    fn claim_and_run(&self, epoch: u64) {
+        loop {
+            let state = self.state.load(Ordering::Acquire);
+            let index = (state & u64::from(u32::MAX)) as usize;
+            let task = self.task.load(Ordering::Relaxed).cast::<Task<'static>>();
+            if state >> 32 != epoch || index >= self.num_tasks.load(Ordering::Relaxed) {
+                return;
+            }
+            // Success proves that job `epoch` still has unfinished tasks (this one), so that what was read above
+            // belongs to it: the next job's words are written only after this one's tasks have all completed.
+            if self
+                .state
+                .compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .is_err()
+            {
+                continue;
+            }
+            // SAFETY: the claim above keeps the caller inside `run` until this task is counted as completed, so the
+            // closure on its stack is alive; it is `Sync`, so calling it from here is allowed.
+            #[allow(unsafe_code)]
+            let task: Task<'_> = unsafe { *task };
+            IN_TASK.set(true);
+            let outcome = catch_unwind(AssertUnwindSafe(|| task(index)));
+            IN_TASK.set(false);
+            if let Err(payload) = outcome {
+                *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
+            }
+            self.completed.fetch_add(1, Ordering::Release);
+        }
+    }
+
+    fn wait_completed(&self, num_tasks: usize) {
+        let mut spins = 0_u32;
+        while self.completed.load(Ordering::Acquire) < num_tasks {
+            spins += 1;
+            if spins > SPINS_BEFORE_YIELD {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// A worker's life: wait for a new job number, help, repeat.
+    fn work(&self) {
+        let mut seen = 0;
+        while let Some(epoch) = self.next_epoch(seen) {
+            seen = epoch;
+            self.claim_and_run(epoch);
+        }
+    }
+
+    /// Waits until the job number differs from `seen`; `None` when the pool ends.
+    fn next_epoch(&self, seen: u64) -> Option<u64> {
+        let look = || {
+            (
+                self.state.load(Ordering::SeqCst) >> 32,
+                self.stop.load(Ordering::SeqCst),
+            )
+        };
+        for _ in 0..SPINS_BEFORE_SLEEP {
+            let (epoch, stop) = look();
+            if stop {
+                return None;
+            }
+            if epoch != seen {
+                return Some(epoch);
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let found = loop {
+            let (epoch, stop) = look();
+            if stop {
+                break None;
+            }
+            if epoch != seen {
+                break Some(epoch);
+            }
+            guard = self
+                .bell
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+}
+
+/// A slice that several tasks write to, each its own part.
+pub struct Disjoint<'a, T> {
+    start: *mut T,
+    len: usize,
+    owner: std::marker::PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: the pointer stands for an exclusive borrow of `[T]` that is handed out in parts; with `T: Send` the parts may be
+// used on any thread. That parts do not overlap is the duty of callers of `part`.
+#[allow(unsafe_code)]
+unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
+
+impl<'a, T> Disjoint<'a, T> {
+    /// Borrows `slice` for writing in parts.
+    pub fn new(slice: &'a mut [T]) -> Self {
+        Self {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            owner: std::marker::PhantomData,
+        }
+    }
+
+    /// Elements `start..start + len`. Panics when they leave the slice.
+    ///
+    /// # Safety
+    /// Parts that are alive at the same time must not overlap.
+    #[allow(unsafe_code, clippy::mut_from_ref)]
+    pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "part {start}+{len} of {}",
+            self.len
+        );
+        // SAFETY: inside the borrowed slice by the assertion; not aliased by the caller's duty.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
+    }
+}
+
+/// How many threads this process should compute with: `requested`, else the CPUs it may run on, capped by the CPU quota
+/// of its control group (version 1 or 2, rounded down, at least 1).
+pub fn num_threads(requested: Option<usize>) -> usize {
+    requested.unwrap_or_else(|| {
+        available_cpus(Path::new("/sys/fs/cgroup"), Path::new("/proc/self/cgroup"))
+    })
+}
+
+fn available_cpus(cgroup_root: &Path, self_cgroup: &Path) -> usize {
+    // Honours the affinity mask (and on Linux already looks at the quota, which does no harm).
+    let affinity = std::thread::available_parallelism().map_or(1, usize::from);
+    let own = std::fs::read_to_string(self_cgroup).unwrap_or_default();
+    affinity
+        .min(cgroup_cpus(cgroup_root, &own).unwrap_or(usize::MAX))
+        .max(1)
+}
+
+/// The tightest CPU quota on the way from this process's control group to the root, in whole CPUs.
+fn cgroup_cpus(root: &Path, own: &str) -> Option<usize> {
+    let mut quotas = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (
+            fields.next(),
+            fields.next().unwrap_or(""),
+            fields.next().unwrap_or("/"),
+        );
+        let version_2 = controllers.is_empty();
+        if !version_2 && !controllers.split(',').any(|c| c == "cpu") {
+            continue;
+        }
+        let base = if version_2 {
+            root.to_path_buf()
+        } else {
+            root.join("cpu")
+        };
+        let mut folder = base.join(path.trim_start_matches('/'));
+        loop {
+            quotas.extend(if version_2 {
+                quota_v2(&folder)
+            } else {
+                quota_v1(&folder)
+            });
+            if folder == base || !folder.pop() {
+                break;
+            }
+        }
+    }
+    quotas
+        .into_iter()
+        .min_by(f64::total_cmp)
+        .map(|cpus| (cpus.floor() as usize).max(1))
+}
+
+fn quota_v2(folder: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(folder.join("cpu.max")).ok()?;
+    let (quota, period) = text.trim().split_once(' ')?;
+    ratio(quota.parse().ok()?, period.parse().ok()?)
+}
+
+fn quota_v1(folder: &Path) -> Option<f64> {
+    let read = |name: &str| {
+        std::fs::read_to_string(folder.join(name))
+            .ok()?
+            .trim()
+            .parse::<f64>()
+            .ok()
+    };
+    ratio(read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?)
+}
+
+fn ratio(quota: f64, period: f64) -> Option<f64> {
+    (quota > 0.0 && period > 0.0).then_some(quota / period)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_exactly_once() {
+        for num_threads in [1, 2, 5] {
+            let pool = Pool::new(num_threads);
+            for round in 0..200 {
+                let counts: Vec<AtomicUsize> = (0..round).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(round, |i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{num_threads} threads, round {round}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn sleeping_workers_wake_up() {
+        let pool = Pool::new(3);
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(60));
+            let sum = AtomicUsize::new(0);
+            pool.run(100, |i| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 4950);
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_task_reaches_the_caller_and_the_pool_goes_on() {
+        let pool = Pool::new(2);
+        let outcome = catch_unwind(AssertUnwindSafe(|| pool.run(10, |i| assert_ne!(i, 7))));
+        assert!(outcome.is_err());
+        let done = AtomicUsize::new(0);
+        pool.run(10, |_| {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 10);
+    }
+
+    #[test]
+    fn a_nested_run_works_inline() {
+        let pool = Pool::new(2);
+        let done = AtomicUsize::new(0);
+        pool.run(4, |_| {
+            pool.run(4, |_| {
+                done.fetch_add(1, Ordering::Relaxed);
+            })
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 16);
+    }
+
+    #[test]
+    fn callers_on_several_threads_take_turns() {
+        let pool = Pool::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        let sum = AtomicUsize::new(0);
+                        pool.run(16, |i| {
+                            sum.fetch_add(i, Ordering::Relaxed);
+                        });
+                        assert_eq!(sum.load(Ordering::Relaxed), 120);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "part 3+2 of 4")]
+    #[allow(unsafe_code)]
+    fn a_part_outside_the_slice_panics() {
+        let mut data = [0; 4];
+        // SAFETY: the only part.
+        unsafe { Disjoint::new(&mut data).part(3, 2) };
+    }
+
+    #[test]
+    fn quotas_of_both_control_group_versions_are_rounded_down_and_inherited() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        write("a/cpu.max", "250000 100000\n");
+        write("a/b/cpu.max", "max 100000\n");
+        write("tiny/cpu.max", "50000 100000\n");
+        write("cpu/old/cpu.cfs_quota_us", "300000\n");
+        write("cpu/old/cpu.cfs_period_us", "100000\n");
+        write("cpu/free/cpu.cfs_quota_us", "-1\n");
+        write("cpu/free/cpu.cfs_period_us", "100000\n");
+        let cpus = |own: &str| cgroup_cpus(root.path(), own);
+        assert_eq!(cpus("0::/a/b\n"), Some(2));
+        assert_eq!(cpus("0::/tiny\n"), Some(1));
+        assert_eq!(cpus("4:cpu,cpuacct:/old\n3:memory:/old\n"), Some(3));
+        assert_eq!(cpus("4:cpu,cpuacct:/free\n"), None);
+        assert_eq!(cpus("0::/nowhere\n"), None);
+    }
+}

@@ -1,17 +1,284 @@
-//! `oxydllm bench`.
+//! `bench`: prompt processing and generation speed on random tokens, medians over repeats.
+//!
+//! Model load is not in the timings, nothing is cached between repeats, and only the logits that a real run would need
+//! are computed.
 
 use std::process::ExitCode;
+use std::time::Instant;
+
+use serde_json::json;
 
 use super::Printer;
 use super::args::BenchArgs;
+use super::load::{context, locate};
 use crate::error::{Error, Result};
+use crate::kv::{BLOCK_TOKENS, KvCache};
+use crate::model::plan::CHUNK_TOKENS;
+use crate::model::{Batch, LoadOptions, Sequence, Transformer, load};
+use crate::ops::Context;
+use crate::units::format_size;
+
+/// What was measured.
+struct Report {
+    load_s: f64,
+    prefill_tok_s: Option<f64>,
+    ttft_ms: Option<f64>,
+    /// (batch, aggregate tokens per second).
+    decode: Vec<(usize, f64)>,
+    peak_rss_bytes: u64,
+}
 
 /// Runs the command.
 ///
 /// # Errors
-/// `Unsupported`: the engine is not part of this build.
-pub fn execute(_args: &BenchArgs, _printer: &Printer) -> Result<ExitCode> {
-    Err(Error::unsupported(
-        "`bench` needs the engine, which this build does not have",
+/// Those of loading; `Invalid` when there is nothing to measure.
+pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
+    if args.prompt_tokens == 0 && args.gen_tokens == 0 {
+        return Err(Error::invalid(
+            "nothing to measure: `-p` and `-n` are both 0",
+        ));
+    }
+    let located = locate(&args.models_dir, &args.model, printer)?;
+    let ctx = context(&args.threads)?;
+    let begin = Instant::now();
+    let model = load(&ctx, &located.path, LoadOptions::default())
+        .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
+    let load_s = begin.elapsed().as_secs_f64();
+    let bench = Bench {
+        args,
+        ctx: &ctx,
+        transformer: &model.transformer,
+    };
+    let prefill = if args.prompt_tokens > 0 {
+        Some(bench.prefill()?)
+    } else {
+        None
+    };
+    let mut decode = Vec::new();
+    if args.gen_tokens > 0 {
+        for batch in &args.batch {
+            decode.push((batch.get(), bench.decode(batch.get())?));
+        }
+    }
+    let report = Report {
+        load_s,
+        prefill_tok_s: prefill.map(|(rate, _)| rate),
+        ttft_ms: prefill.map(|(_, ttft)| ttft),
+        decode,
+        peak_rss_bytes: peak_rss_bytes(),
+    };
+    print(args, &ctx, &located.name(), &report, printer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(
+    args: &BenchArgs,
+    ctx: &Context,
+    name: &str,
+    report: &Report,
+    printer: &Printer,
+) -> Result<()> {
+    let threads = ctx.pool().num_threads();
+    if args.json {
+        let decode: Vec<_> = report
+            .decode
+            .iter()
+            .map(|(b, rate)| json!({"batch": b, "tok_s": rate}))
+            .collect();
+        return printer.data(json!({
+            "model": name,
+            "threads": threads,
+            "load_s": report.load_s,
+            "prefill_tok_s": report.prefill_tok_s,
+            "ttft_ms": report.ttft_ms,
+            "decode": decode,
+            "peak_rss_bytes": report.peak_rss_bytes,
+        }));
+    }
+    printer.data(format_args!("model    {name}"))?;
+    printer.data(format_args!("threads  {threads} ({})", ctx.level()))?;
+    printer.data(format_args!("load     {:.2} s", report.load_s))?;
+    if let (Some(rate), Some(ttft)) = (report.prefill_tok_s, report.ttft_ms) {
+        let tokens = args.prompt_tokens;
+        printer.data(format_args!(
+            "prefill  {rate:.1} tok/s ({tokens} tokens, first token after {ttft:.1} ms)"
+        ))?;
+    }
+    for (batch, rate) in &report.decode {
+        let behind = if args.depth > 0 {
+            format!(" behind {} tokens", args.depth)
+        } else {
+            String::new()
+        };
+        printer.data(format_args!(
+            "decode   {rate:.1} tok/s ({batch} at once{behind})"
+        ))?;
+    }
+    printer.data(format_args!(
+        "memory   {} at most",
+        format_size(report.peak_rss_bytes)
     ))
+}
+
+struct Bench<'a> {
+    args: &'a BenchArgs,
+    ctx: &'a Context,
+    transformer: &'a Transformer,
+}
+
+impl Bench<'_> {
+    /// Tokens per second, and milliseconds to the first token.
+    fn prefill(&self) -> Result<(f64, f64)> {
+        let tokens = self.tokens(1, self.args.prompt_tokens);
+        let (mut rates, mut firsts) = (Vec::new(), Vec::new());
+        for repeat in 0..=self.args.repeat.get() {
+            let mut run = Run::new(self, 1, tokens.len());
+            let begin = Instant::now();
+            let logits = run.prefill(&[&tokens])?;
+            let seconds = begin.elapsed().as_secs_f64();
+            let best = logits
+                .as_slice()
+                .iter()
+                .copied()
+                .fold(f32::NEG_INFINITY, f32::max);
+            let first = begin.elapsed().as_secs_f64();
+            if best.is_nan() {
+                return Err(Error::internal("the logits hold NaN"));
+            }
+            // The first pass warms caches and buffers up.
+            if repeat > 0 {
+                rates.push(tokens.len() as f64 / seconds);
+                firsts.push(first * 1e3);
+            }
+        }
+        Ok((median(rates), median(firsts)))
+    }
+
+    /// Tokens per second of all sequences together.
+    fn decode(&self, batch: usize) -> Result<f64> {
+        let (depth, steps) = (self.args.depth, self.args.gen_tokens);
+        let prompts: Vec<Vec<u32>> = (0..batch)
+            .map(|i| self.tokens(2 + i as u64, depth.max(1) + steps + 1))
+            .collect();
+        let mut rates = Vec::new();
+        for repeat in 0..=self.args.repeat.get() {
+            // The context is filled once, and its end written again by every repeat.
+            let mut run = Run::new(self, batch, depth.max(1) + steps + 1);
+            run.prefill(
+                &prompts
+                    .iter()
+                    .map(|p| &p[..depth.max(1)])
+                    .collect::<Vec<_>>(),
+            )?;
+            let begin = Instant::now();
+            for step in 0..steps {
+                let at = depth.max(1) + step;
+                run.step(&prompts.iter().map(|p| &p[at..=at]).collect::<Vec<_>>(), 1)?;
+            }
+            if repeat > 0 {
+                rates.push((batch * steps) as f64 / begin.elapsed().as_secs_f64());
+            }
+        }
+        Ok(median(rates))
+    }
+
+    /// Pseudo-random ids, the same in every run.
+    fn tokens(&self, seed: u64, count: usize) -> Vec<u32> {
+        let vocab = self.transformer.config().vocab_size as u64;
+        let mut state = seed;
+        (0..count)
+            .map(|_| {
+                state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                let mut z = state;
+                z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+                ((z ^ (z >> 31)) % vocab) as u32
+            })
+            .collect()
+    }
+}
+
+/// Sequences in a cache of their own.
+struct Run<'a> {
+    ctx: &'a Context,
+    transformer: &'a Transformer,
+    kv: KvCache,
+    tables: Vec<Vec<u32>>,
+    length: usize,
+}
+
+impl<'a> Run<'a> {
+    fn new(bench: &Bench<'a>, batch: usize, capacity: usize) -> Self {
+        let per = capacity.div_ceil(BLOCK_TOKENS) as u32;
+        let kv = KvCache::new(
+            &bench.transformer.config().page_shapes(),
+            batch * per as usize,
+        );
+        let tables = (0..batch as u32)
+            .map(|i| (i * per..(i + 1) * per).collect())
+            .collect();
+        Self {
+            ctx: bench.ctx,
+            transformer: bench.transformer,
+            kv,
+            tables,
+            length: 0,
+        }
+    }
+
+    fn prefill(&mut self, prompts: &[&[u32]]) -> Result<crate::ops::Tensor> {
+        let mut logits = self.ctx.uninit(0, 0);
+        let total = prompts[0].len();
+        for first in (0..total).step_by(CHUNK_TOKENS) {
+            let end = total.min(first + CHUNK_TOKENS);
+            let parts: Vec<&[u32]> = prompts.iter().map(|p| &p[first..end]).collect();
+            logits = self.step(&parts, usize::from(end == total))?;
+        }
+        Ok(logits)
+    }
+
+    fn step(&mut self, tokens: &[&[u32]], num_logits: usize) -> Result<crate::ops::Tensor> {
+        let sequences = tokens
+            .iter()
+            .zip(&self.tables)
+            .map(|(tokens, table)| Sequence {
+                tokens: tokens.to_vec(),
+                first_position: self.length,
+                block_table: table.clone(),
+                num_logits,
+            })
+            .collect();
+        self.length += tokens[0].len();
+        self.transformer
+            .forward(self.ctx, &Batch { sequences }, &mut self.kv)
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len().is_multiple_of(2) {
+        (values[middle - 1] + values[middle]) / 2.0
+    } else {
+        values[middle]
+    }
+}
+
+/// The most memory that this process had resident.
+fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_or_between_the_two() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
 }

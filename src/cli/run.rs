@@ -14,10 +14,10 @@ mod stats;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use super::Printer;
 use super::args::RunArgs;
+use super::{Printer, load};
 use crate::chat::ChatModel;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use answer::{Outcome, Session};
 use interrupt::Interrupts;
 
@@ -40,11 +40,10 @@ pub struct Loaded {
 /// # Errors
 /// Those of finding, loading and running the model; `Invalid` for an empty prompt.
 pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
-    execute_with(args, printer, |_| {
-        // Seam: `cli::load::load_chat_model` goes here.
-        Err(Error::unsupported(
-            "`run` needs the engine, which this build does not have",
-        ))
+    execute_with(args, printer, |args| {
+        let located = load::locate(&args.models_dir, &args.model, printer)?;
+        let ctx = load::context(&args.threads)?;
+        load::load_chat_model(&located, ctx, args.max_context_len()?)
     })
 }
 

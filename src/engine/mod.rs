@@ -4,6 +4,7 @@
 
 pub mod request;
 pub mod sampler;
+pub mod worker;
 
 use std::sync::mpsc;
 

@@ -64,9 +64,9 @@ impl Mapping {
         #[cfg(unix)]
         {
             let page = page_size();
-            let end = start.saturating_add(len).min(self.map.len());
             // A map starts on a page boundary, so offsets align as addresses do.
-            let (first, last) = (start.next_multiple_of(page), end - end % page);
+            let last = start.saturating_add(len).min(self.map.len()) / page * page;
+            let first = start.div_ceil(page).saturating_mul(page);
             if first < last {
                 // SAFETY: the map is shared and file-backed, so dropped pages read back from the file with the same bytes;
                 // the range lies inside the map.
@@ -203,18 +203,154 @@ mod truncation {
                 libc::_exit(1);
             }
         }
-        // SAFETY: the old action is a value that `sigaction` returned; an all-zero one is the default action.
+        // SAFETY: the previous action is a value that `sigaction` returned; an all-zero one is the default action.
         unsafe {
             let default: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(
-                signal,
-                PREVIOUS.get().unwrap_or(&default),
-                std::ptr::null_mut(),
-            );
-            // A fault happens again when the handler returns; a signal that was sent does not.
             if sent_by_process {
+                // The standard library's handler, which usually came before ours, would wait for a fault that never comes.
+                libc::sigaction(signal, &raw const default, std::ptr::null_mut());
                 libc::raise(signal);
+            } else {
+                // The fault happens again when this returns.
+                libc::sigaction(
+                    signal,
+                    PREVIOUS.get().unwrap_or(&default),
+                    std::ptr::null_mut(),
+                );
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[cfg(any(target_os = "linux", target_os = "macos"))]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Output};
+
+    use super::*;
+
+    fn file_of(pages: usize) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&vec![7; pages * page_size()]).unwrap();
+        file
+    }
+
+    /// Runs the test `name` of this binary in a process of its own, with `OXYDLLM_TEST_CHILD` set.
+    fn run_as_child(name: &str) -> Output {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([
+            "--exact",
+            &format!("formats::mmap::tests::{name}"),
+            "--nocapture",
+        ]);
+        command.env("OXYDLLM_TEST_CHILD", "1").output().unwrap()
+    }
+
+    fn is_child() -> bool {
+        std::env::var_os("OXYDLLM_TEST_CHILD").is_some()
+    }
+
+    #[test]
+    fn a_file_truncated_under_the_map_ends_the_process_with_a_message() {
+        if is_child() {
+            let file = file_of(4);
+            let _other = Mapping::open(file_of(1).path()).unwrap();
+            let mapping = Mapping::open(file.path()).unwrap();
+            file.as_file().set_len(0).unwrap();
+            let byte = mapping.as_slice()[3 * page_size()];
+            unreachable!("read {byte} from a page without a file");
+        }
+        let output = run_as_child("a_file_truncated_under_the_map_ends_the_process_with_a_message");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(
+            stderr.contains("oxydllm: a model file was truncated"),
+            "{stderr}"
+        );
+        assert!(!stderr.contains("unreachable"), "{stderr}");
+    }
+
+    #[test]
+    fn a_fault_outside_our_maps_is_left_to_the_default_action() {
+        if is_child() {
+            let (closed, foreign) = (file_of(4), file_of(4));
+            drop(Mapping::open(closed.path()).unwrap());
+            // SAFETY: a test file nobody else writes; it is truncated to provoke the fault this test is about.
+            let map = unsafe { memmap2::Mmap::map(foreign.as_file()) }.unwrap();
+            foreign.as_file().set_len(0).unwrap();
+            unreachable!("read {} from a page without a file", map[3 * page_size()]);
+        }
+        let output = run_as_child("a_fault_outside_our_maps_is_left_to_the_default_action");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{stderr}");
+        assert!(!stderr.contains("model file"), "{stderr}");
+    }
+
+    #[test]
+    fn a_bus_error_sent_by_another_process_still_ends_this_one() {
+        if is_child() {
+            let _mapping = Mapping::open(file_of(1).path()).unwrap();
+            // SAFETY: sends a signal to this process, which is here to be killed by it.
+            unsafe { libc::raise(libc::SIGBUS) };
+            unreachable!("survived the signal");
+        }
+        let output = run_as_child("a_bus_error_sent_by_another_process_still_ends_this_one");
+        assert_eq!(
+            output.status.signal(),
+            Some(libc::SIGBUS),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    #[cfg(target_os = "linux")]
+    fn resident_kib(mapping: &Mapping) -> usize {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let ours = maps.split_once(mapping.path().to_str().unwrap()).unwrap().1;
+        let line = ours.lines().find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn released_pages_leave_memory_and_read_back_the_same() {
+        let file = file_of(64);
+        let mapping = Mapping::open(file.path()).unwrap();
+        let sum = |mapping: &Mapping| {
+            mapping
+                .as_slice()
+                .iter()
+                .map(|&byte| usize::from(byte))
+                .sum::<usize>()
+        };
+        let (before, page_kib) = (sum(&mapping), page_size() / 1024);
+        assert_eq!(resident_kib(&mapping), 64 * page_kib);
+        // The first and last pages are only touched in part, so they stay.
+        mapping.release_pages(1, 64 * page_size() - 2);
+        assert_eq!(resident_kib(&mapping), 2 * page_kib);
+        assert_eq!(sum(&mapping), before);
+        mapping.release_pages(usize::MAX - 1, 5);
+        mapping.release_pages(5, usize::MAX);
+        assert_eq!(resident_kib(&mapping), page_kib);
+        assert_eq!(sum(&mapping), before);
+    }
+
+    #[test]
+    fn only_regular_files_are_mapped_and_an_empty_one_is_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(
+            Mapping::open(folder.path()).unwrap_err().kind(),
+            crate::error::ErrorKind::Invalid
+        );
+        let missing = Mapping::open(&folder.path().join("x")).unwrap_err();
+        assert_eq!(missing.kind(), crate::error::ErrorKind::NotFound);
+        assert!(
+            Mapping::open(file_of(0).path())
+                .unwrap()
+                .as_slice()
+                .is_empty()
+        );
     }
 }

@@ -132,3 +132,77 @@ fn several(folder: &Path, files: &[&PathBuf]) -> Error {
     ))
     .with_hint("name the file to use")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// A GGUF file without tensors, and a safetensors file without tensors.
+    const GGUF: &[u8] = b"GGUF\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    const SAFETENSORS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
+
+    fn open_folder(files: &[(&str, &[u8])]) -> Result<&'static str> {
+        let folder = tempfile::tempdir().unwrap();
+        files
+            .iter()
+            .for_each(|(name, bytes)| std::fs::write(folder.path().join(name), bytes).unwrap());
+        open(folder.path()).map(|weights| match weights {
+            Weights::Gguf(_) => "gguf",
+            Weights::Safetensors(_) => "safetensors",
+        })
+    }
+
+    #[test]
+    fn weight_files_decide_what_a_folder_is() {
+        let config = ("config.json", b"{}".as_slice());
+        assert_eq!(open_folder(&[("a.gguf", GGUF), config]).unwrap(), "gguf");
+        assert_eq!(
+            open_folder(&[("a.gguf", GGUF), ("expected.safetensors", SAFETENSORS)]).unwrap(),
+            "gguf"
+        );
+        assert_eq!(
+            open_folder(&[("model.safetensors", SAFETENSORS), config]).unwrap(),
+            "safetensors"
+        );
+        let set = [
+            ("a-00001-of-00002.gguf", GGUF),
+            ("a-00002-of-00002.gguf", GGUF),
+        ];
+        assert_eq!(open_folder(&set).unwrap(), "gguf");
+    }
+
+    #[test]
+    fn a_folder_with_none_or_several_models_is_refused_with_what_is_there() {
+        let none = open_folder(&[("config.json", b"{}")]).unwrap_err();
+        assert_eq!(none.kind(), ErrorKind::NotFound);
+        assert!(none.hint().unwrap().contains("`model.safetensors`"));
+        let two = open_folder(&[("a.gguf", GGUF), ("b.gguf", GGUF)]).unwrap_err();
+        assert!(
+            two.to_string()
+                .ends_with("holds more than one model: `a.gguf`, `b.gguf`"),
+            "{two}"
+        );
+        let both =
+            open_folder(&[("a.gguf", GGUF), ("model.safetensors", SAFETENSORS)]).unwrap_err();
+        assert!(
+            both.to_string().ends_with("`a.gguf`, `model.safetensors`"),
+            "{both}"
+        );
+        let sets = open_folder(&[
+            ("a-00001-of-00001.gguf", GGUF),
+            ("b-00001-of-00001.gguf", GGUF),
+        ]);
+        assert_eq!(sets.unwrap_err().kind(), ErrorKind::Invalid);
+    }
+
+    #[test]
+    fn a_file_without_a_telling_name_is_known_by_its_first_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let blob = folder.path().join("sha256-1234");
+        std::fs::write(&blob, GGUF).unwrap();
+        assert!(matches!(open(&blob), Ok(Weights::Gguf(_))));
+        std::fs::write(&blob, b"PK").unwrap();
+        assert_eq!(open(&blob).unwrap_err().kind(), ErrorKind::Unsupported);
+    }
+}

@@ -1,1 +1,142 @@
 //! Operations on tensors: one folder per op, one public safe function each, dispatched on the device.
+//!
+//! An op's `mod.rs` states its contract and checks its operands; `cpu.rs` holds the kernel body, written once over the
+//! vector trait of [`simd`] (whose [`simd::Scalar`] twin is the reference). A CUDA or Metal kernel of an op goes into the
+//! same folder as `cuda.rs` and `metal.rs`, next to a device variant of [`Context`]. Callers never see a device branch.
+//!
+//! | op | does |
+//! |---|---|
+//! | [`embed`] | rows of an embedding table |
+//! | [`norm`] | RMS norm, per row or per head |
+//! | [`rope`] | rotary position embedding |
+//! | [`matmul`] | float weights × activations |
+//! | [`qmatmul`] | packed integer weights × activations rounded to 8 bits |
+//! | [`kv_write`] | keys and values into cache pages |
+//! | [`attention`] | softmax(q·k)·v over cache pages |
+//! | [`gated_act`] | act(gate) × up |
+//! | [`elementwise`] | add, scale, soft cap |
+//!
+//! To add an op, see `docs/architecture.md`, "Adding an op".
+
+pub mod attention;
+pub mod cpu_level;
+pub mod elementwise;
+pub mod embed;
+pub mod gated_act;
+pub mod kv_write;
+pub mod matmul;
+pub mod norm;
+pub mod qmatmul;
+pub mod rope;
+pub mod simd;
+mod tensor;
+
+use std::sync::Arc;
+
+use crate::threads::Pool;
+pub use cpu_level::CpuLevel;
+pub use tensor::{Arena, Tensor};
+
+/// What every op needs besides its operands: where it runs and with what.
+///
+/// The CPU's compute pool, instruction-set level and buffer arena; a GPU's device and stream belong here too.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pool: Arc<Pool>,
+    level: CpuLevel,
+    arena: Arena,
+}
+
+impl Context {
+    /// A CPU context.
+    pub fn cpu(pool: Arc<Pool>, level: CpuLevel) -> Self {
+        Self {
+            pool,
+            level,
+            arena: Arena::default(),
+        }
+    }
+
+    /// The instruction-set level.
+    pub fn level(&self) -> CpuLevel {
+        self.level
+    }
+
+    /// The compute pool.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// A tensor with unspecified values.
+    pub fn uninit(&self, rows: usize, cols: usize) -> Tensor {
+        Tensor::uninit_cpu(&self.arena, rows, cols)
+    }
+
+    /// A tensor with the given values; `values.len()` must be `rows * cols`.
+    pub fn tensor(&self, rows: usize, cols: usize, values: &[f32]) -> Tensor {
+        assert_eq!(
+            values.len(),
+            rows * cols,
+            "a {rows} x {cols} tensor from {} values",
+            values.len()
+        );
+        let mut tensor = self.uninit(rows, cols);
+        tensor.as_mut_slice().copy_from_slice(values);
+        tensor
+    }
+
+    /// Calls `work(first, count)` over `rows` in parts of some size, on all threads when `rows * cost` (in elements
+    /// touched) is worth it. Which part a row is in must not matter to it.
+    pub(crate) fn for_row_ranges(
+        &self,
+        rows: usize,
+        cost: usize,
+        work: impl Fn(usize, usize) + Sync,
+    ) {
+        /// Below this many elements a fork costs more than it saves.
+        const MIN_PARALLEL: usize = 16 * 1024;
+        let threads = self.pool.num_threads();
+        if threads == 1 || rows == 1 || rows.saturating_mul(cost) < MIN_PARALLEL {
+            return work(0, rows);
+        }
+        let part = rows.div_ceil(threads * 4).max(1);
+        self.pool.run(rows.div_ceil(part), |i| {
+            work(i * part, part.min(rows - i * part))
+        });
+    }
+}
+
+/// Contexts for tests: every level that this CPU has, with several thread counts.
+#[cfg(test)]
+pub(crate) mod testing {
+    use super::*;
+
+    /// Every level with 1 and 3 threads.
+    pub fn contexts() -> Vec<Context> {
+        let mut all = Vec::new();
+        for level in CpuLevel::available() {
+            for threads in [1, 3] {
+                all.push(Context::cpu(Arc::new(Pool::new(threads)), level));
+            }
+        }
+        all
+    }
+
+    /// Deterministic values in about -1..1.
+    pub fn random(seed: u64, len: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        (0..len)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 40) as f32 / 8_388_608.0 - 1.0
+            })
+            .collect()
+    }
+
+    /// Bits, for comparing results exactly.
+    pub fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|x| x.to_bits()).collect()
+    }
+}

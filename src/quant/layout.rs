@@ -27,7 +27,7 @@ block! {
 }
 
 block! {
-    /// `x = d * q + m`; nibbles as in [`q4_0`](super::q4_0).
+    /// `x = d * q + m`; nibbles as in [`q4_0`].
     q4_1, 32 elements, 20 bytes:
     /// Scale.
     D = 0,
@@ -38,7 +38,7 @@ block! {
 }
 
 block! {
-    /// `x = d * (q - 16)`; nibbles as in [`q4_0`](super::q4_0), bit `i` of the 32-bit `qh` is bit 4 of element `i`.
+    /// `x = d * (q - 16)`; nibbles as in [`q4_0`], bit `i` of the 32-bit `qh` is bit 4 of element `i`.
     q5_0, 32 elements, 22 bytes:
     /// Scale.
     D = 0,
@@ -49,7 +49,7 @@ block! {
 }
 
 block! {
-    /// `x = d * q + m`; bits as in [`q5_0`](super::q5_0).
+    /// `x = d * q + m`; bits as in [`q5_0`].
     q5_1, 32 elements, 24 bytes:
     /// Scale.
     D = 0,
@@ -71,7 +71,7 @@ block! {
 }
 
 block! {
-    /// `x = d * VALUES[q]`; nibbles as in [`q4_0`](super::q4_0), [`IQ4_NL_VALUES`](super::IQ4_NL_VALUES) is the table.
+    /// `x = d * VALUES[q]`; nibbles as in [`q4_0`], [`IQ4_NL_VALUES`] is the table.
     iq4_nl, 32 elements, 18 bytes:
     /// Scale.
     D = 0,
@@ -95,8 +95,8 @@ block! {
 }
 
 block! {
-    /// `x = (d * scale) * (q - 4)`; 16 groups of 16 elements with scales by [`q3_k_scales`](super::q3_k_scales). The low two
-    /// bits of `q` lie as in [`q2_k`](super::q2_k); bit 2 of element `128 * h + 32 * k + i` is bit `4 * h + k` of byte `i` of `hmask`.
+    /// `x = (d * scale) * (q - 4)`; 16 groups of 16 elements with scales by [`q3_k_scales`]. The low two
+    /// bits of `q` lie as in [`q2_k`]; bit 2 of element `128 * h + 32 * k + i` is bit `4 * h + k` of byte `i` of `hmask`.
     q3_k, 256 elements, 110 bytes:
     /// 32 bytes of third bits.
     HMASK = 0,
@@ -109,7 +109,7 @@ block! {
 }
 
 block! {
-    /// `x = (d * scale) * q - dmin * min`; 8 groups of 32 elements with scales and minima by [`k_scale_min`](super::k_scale_min).
+    /// `x = (d * scale) * q - dmin * min`; 8 groups of 32 elements with scales and minima by [`k_scale_min`].
     /// Of each 64 elements, the first 32 are the low nibbles of 32 bytes, the others the high ones.
     q4_k, 256 elements, 144 bytes:
     /// Scale of the scales.
@@ -123,7 +123,7 @@ block! {
 }
 
 block! {
-    /// As [`q4_k`](super::q4_k) with a fifth bit: bit `g` of byte `i` of `qh` is bit 4 of element `i` of group `g`.
+    /// As [`q4_k`] with a fifth bit: bit `g` of byte `i` of `qh` is bit 4 of element `i` of group `g`.
     q5_k, 256 elements, 176 bytes:
     /// Scale of the scales.
     D = 0,

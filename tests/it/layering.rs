@@ -15,7 +15,15 @@ const ROWS: [&[&str]; 11] = [
     &["kv"],
     &["ops", "formats"],
     &["quant"],
-    &["error", "env", "units", "net", "device", "threads", "telemetry"],
+    &[
+        "error",
+        "env",
+        "units",
+        "net",
+        "device",
+        "threads",
+        "telemetry",
+    ],
 ];
 
 fn row_of(module: &str) -> Option<usize> {
@@ -59,15 +67,23 @@ fn used_modules(source: &str) -> Vec<(usize, String)> {
     let lines = code_lines(source, true);
     for (index, &(number, line)) in lines.iter().enumerate() {
         for (at, _) in line.match_indices("crate::") {
-            let is_path_start = !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
+            let is_path_start =
+                !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
             let rest = &line[at + "crate::".len()..];
             if !is_path_start {
                 continue;
             }
             if let Some(first) = rest.strip_prefix('{') {
                 let tail = lines[index + 1..].iter().map(|(_, line)| *line);
-                let group: String = std::iter::once(first).chain(tail).collect::<Vec<_>>().join(" ");
-                used.extend(group_members(&group).into_iter().map(|module| (number, module)));
+                let group: String = std::iter::once(first)
+                    .chain(tail)
+                    .collect::<Vec<_>>()
+                    .join(" ");
+                used.extend(
+                    group_members(&group)
+                        .into_iter()
+                        .map(|module| (number, module)),
+                );
             } else {
                 used.push((number, identifier(rest)));
             }
@@ -99,7 +115,9 @@ fn group_members(group: &str) -> Vec<String> {
 }
 
 fn identifier(text: &str) -> String {
-    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+    text.chars()
+        .take_while(|c| c.is_alphanumeric() || *c == '_')
+        .collect()
 }
 
 /// What `path` (below `src`) does that its place forbids.
@@ -113,18 +131,32 @@ fn violations(path: &str, source: &str) -> Vec<String> {
         }
     }
     for (number, line) in code_lines(source, true) {
-        let mut refuse = |what: &str| found.push(format!("{path}:{number}: {what}: {}", line.trim()));
-        let is_gpu = ["\"cuda\"", "\"metal\""].iter().any(|feature| line.contains(&format!("feature = {feature}")));
+        let mut refuse =
+            |what: &str| found.push(format!("{path}:{number}: {what}: {}", line.trim()));
+        let is_gpu = ["\"cuda\"", "\"metal\""]
+            .iter()
+            .any(|feature| line.contains(&format!("feature = {feature}")));
         if is_gpu && !matches!(module, "ops" | "device") {
             refuse("GPU features belong to `ops` and `device`");
         }
-        if ["env::var(", "env::var_os(", "env::vars(", "env::vars_os("].iter().any(|call| line.contains(call)) && path != "env.rs" {
+        if ["env::var(", "env::var_os(", "env::vars(", "env::vars_os("]
+            .iter()
+            .any(|call| line.contains(call))
+            && path != "env.rs"
+        {
             refuse("environment variables are read in `env.rs`");
         }
         if line.contains("unsafe") && has_word(line, "unsafe") && !may_be_unsafe(path) {
             refuse("`unsafe` is not allowed here");
         }
-        let prints = ["print!", "println!", "eprint!", "eprintln!", "io::stdout()", "io::stderr()"];
+        let prints = [
+            "print!",
+            "println!",
+            "eprint!",
+            "eprintln!",
+            "io::stdout()",
+            "io::stderr()",
+        ];
         let is_writer = matches!(path, "cli/printer.rs" | "telemetry/mod.rs");
         if prints.iter().any(|print| has_word(line, print)) && !is_writer {
             refuse("output goes through `Printer`");
@@ -181,7 +213,12 @@ fn modules_use_lower_rows_only_and_keep_to_their_place() {
     let found: Vec<String> = files
         .iter()
         .flat_map(|file| {
-            let path = file.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/");
+            let path = file
+                .strip_prefix(&root)
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .replace('\\', "/");
             violations(&path, &fs::read_to_string(file).unwrap())
         })
         .collect();
@@ -190,10 +227,17 @@ fn modules_use_lower_rows_only_and_keep_to_their_place() {
 
 #[test]
 fn every_row_of_the_table_in_lib_rs_is_known_here() {
-    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
-    for module in text.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')) {
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lib.rs")).unwrap();
+    for module in text
+        .lines()
+        .filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';'))
+    {
         assert!(row_of(module).is_some(), "`{module}` has no row");
-        assert!(text.contains(&format!("[`{module}`]")), "`{module}` is not in the table of lib.rs");
+        assert!(
+            text.contains(&format!("[`{module}`]")),
+            "`{module}` is not in the table of lib.rs"
+        );
     }
 }
 
@@ -204,7 +248,10 @@ fn the_check_finds_what_it_looks_for() {
         ("ops/norm/mod.rs", "fn f() { crate::model::load(); }"),
         ("ops/mod.rs", "use crate::formats::mmap;"),
         ("store/mod.rs", "use crate::engine::Request;"),
-        ("engine/mod.rs", "use crate::{\n    error::Error,\n    kv::{pool, prefix},\n    text::Tokenizer,\n};"),
+        (
+            "engine/mod.rs",
+            "use crate::{\n    error::Error,\n    kv::{pool, prefix},\n    text::Tokenizer,\n};",
+        ),
         ("quant/mod.rs", "use crate::{env, ops};"),
         ("net.rs", "use crate::store::scan;"),
         ("odd.rs", "fn f() {}"),
@@ -215,18 +262,42 @@ fn the_check_finds_what_it_looks_for() {
         ("text/mod.rs", "let out = std::io::stdout().lock();"),
     ];
     for (path, source) in refused {
-        assert_eq!(violations(path, source).len(), 1, "{path}: {source}: {:?}", violations(path, source));
+        assert_eq!(
+            violations(path, source).len(),
+            1,
+            "{path}: {source}: {:?}",
+            violations(path, source)
+        );
     }
     let fine = [
-        ("ops/norm/cpu.rs", "use crate::quant::Encoding;\nunsafe fn f() {}\n#[cfg(feature = \"metal\")]"),
-        ("engine/worker.rs", "use crate::engine::request::Request;\nuse crate::model::Transformer;"),
+        (
+            "ops/norm/cpu.rs",
+            "use crate::quant::Encoding;\nunsafe fn f() {}\n#[cfg(feature = \"metal\")]",
+        ),
+        (
+            "engine/worker.rs",
+            "use crate::engine::request::Request;\nuse crate::model::Transformer;",
+        ),
         ("units.rs", "use crate::error::Error;"),
         ("env.rs", "std::env::var(\"X\")"),
-        ("hub/mod.rs", "// crate::cli is above\n/// [`crate::cli`]\nuse crate::store;\nlet args = std::env::args_os();"),
-        ("store/scan.rs", "let unsafe_names = 1;\n#[cfg(test)]\nmod tests {\n    use crate::cli::x;\n    println!();\n}\n"),
-        ("store/scan.rs", "printer.eprint(1);\nother_crate::cli::x();"),
+        (
+            "hub/mod.rs",
+            "// crate::cli is above\n/// [`crate::cli`]\nuse crate::store;\nlet args = std::env::args_os();",
+        ),
+        (
+            "store/scan.rs",
+            "let unsafe_names = 1;\n#[cfg(test)]\nmod tests {\n    use crate::cli::x;\n    println!();\n}\n",
+        ),
+        (
+            "store/scan.rs",
+            "printer.eprint(1);\nother_crate::cli::x();",
+        ),
     ];
     for (path, source) in fine {
-        assert_eq!(violations(path, source), [] as [String; 0], "{path}: {source}");
+        assert_eq!(
+            violations(path, source),
+            [] as [String; 0],
+            "{path}: {source}"
+        );
     }
 }

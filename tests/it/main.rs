@@ -6,6 +6,8 @@
 )]
 
 mod chat_turn;
+mod fuzz;
+mod fuzz_bodies;
 mod layering;
 mod run_once;
 mod run_repl;

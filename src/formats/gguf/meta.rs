@@ -420,3 +420,133 @@ fn wrong_type(key: &str, found: &str, expected: &str) -> Error {
         "metadata key `{key}` holds {found}, expected {expected}"
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::gguf::header;
+    use crate::formats::gguf::sample::{Sample, array, kind};
+
+    fn metadata_of(sample: &Sample) -> Metadata {
+        let bytes = sample.header();
+        let header = header::parse(&bytes).unwrap();
+        Metadata::new(HeaderBytes::Owned(bytes.into()), &header)
+    }
+
+    #[test]
+    fn metadata_can_be_read_from_fetched_bytes() {
+        let metadata = metadata_of(&Sample::new());
+        assert_eq!(
+            metadata.find_str("general.architecture").unwrap(),
+            Some("llama")
+        );
+        let tokens: Vec<&[u8]> = metadata
+            .find_bytes_array("tokenizer.ggml.tokens")
+            .unwrap()
+            .unwrap()
+            .collect();
+        assert_eq!(tokens, [b"<s>".as_slice(), b"\xff\xfe", b""]);
+    }
+
+    #[test]
+    fn mixed_types_read_as_the_numbers_they_are() {
+        let sample = Sample::new()
+            .entry("negative", kind::I64, (-5i64).to_le_bytes())
+            .entry("flag", kind::BOOL, [1])
+            .entry("one", kind::U8, [1])
+            .entry("double", kind::F64, 0.5f64.to_le_bytes())
+            .entry("huge", kind::U64, u64::MAX.to_le_bytes())
+            .entry(
+                "layers",
+                kind::ARRAY,
+                array(kind::I32, &[vec![4, 0, 0, 0], vec![8, 0, 0, 0]]),
+            )
+            .entry(
+                "signs",
+                kind::ARRAY,
+                array(kind::I32, &[vec![4, 0, 0, 0], vec![255; 4]]),
+            )
+            .entry("flags", kind::ARRAY, array(kind::BOOL, &[vec![1], vec![0]]))
+            .entry("empty", kind::ARRAY, array(kind::I32, &[]));
+        let metadata = metadata_of(&sample);
+
+        assert_eq!(metadata.find_i64("negative").unwrap(), Some(-5));
+        let negative = metadata.find_u64("negative").unwrap_err().to_string();
+        assert_eq!(
+            negative,
+            "metadata key `negative` holds the integer -5, expected an unsigned integer"
+        );
+        assert_eq!(metadata.find_u64("huge").unwrap(), Some(u64::MAX));
+        assert!(metadata.find_i64("huge").is_err());
+        assert_eq!(metadata.find_f32("one").unwrap(), Some(1.0));
+        assert_eq!(metadata.find_f32("double").unwrap(), Some(0.5));
+        assert_eq!(
+            (
+                metadata.find_bool("flag").unwrap(),
+                metadata.find_bool("one").unwrap()
+            ),
+            (Some(true), Some(true))
+        );
+        assert!(metadata.find_bool("negative").is_err());
+        assert_eq!(metadata.find_u64("nothing").unwrap(), None);
+        assert!(
+            metadata
+                .find_str("flag")
+                .unwrap_err()
+                .to_string()
+                .contains("holds the bool true, expected a string")
+        );
+
+        assert_eq!(
+            metadata.find_u64_or_array("layers", 2).unwrap(),
+            Some(vec![4, 8])
+        );
+        assert_eq!(
+            metadata.find_u64_or_array("one", 3).unwrap(),
+            Some(vec![1; 3])
+        );
+        assert!(
+            metadata
+                .find_u64_or_array("layers", 3)
+                .unwrap_err()
+                .to_string()
+                .contains("each of 3 layers")
+        );
+        assert_eq!(metadata.find_i32_array("signs").unwrap(), Some(vec![4, -1]));
+        let sign = metadata.find_u64_array("signs").unwrap_err().to_string();
+        assert!(sign.contains("the integer -1 at index 1"), "{sign}");
+        assert_eq!(
+            metadata.find_bool_array("flags").unwrap(),
+            Some(vec![true, false])
+        );
+        assert_eq!(
+            metadata.find_f32_array("layers").unwrap(),
+            Some(vec![4.0, 8.0])
+        );
+        assert_eq!(metadata.find_u64_array("empty").unwrap(), Some(vec![]));
+        assert_eq!(metadata.find_str_array("empty").unwrap(), Some(vec![]));
+        let text = metadata
+            .find_str_array("tokenizer.ggml.tokens")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("`tokenizer.ggml.tokens`: string 1 is not UTF-8"),
+            "{text}"
+        );
+        assert_eq!(
+            metadata.find_array_len("tokenizer.ggml.tokens").unwrap(),
+            Some(3)
+        );
+        assert!(
+            metadata
+                .find_u64_array("tokenizer.ggml.tokens")
+                .unwrap_err()
+                .to_string()
+                .contains("array of string")
+        );
+        assert_eq!(
+            metadata.find_str("general.architecture").unwrap(),
+            Some("llama")
+        );
+    }
+}

@@ -8,13 +8,18 @@ pub mod meta;
 mod shards;
 mod tensors;
 
+#[cfg(test)]
+mod sample;
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 use std::sync::Arc;
 
 pub use self::meta::Metadata;
 pub(crate) use self::shards::ShardName;
 
-use self::header::Header;
+use self::header::{Header, HeaderError};
 use self::meta::HeaderBytes;
 use crate::error::{Error, Result};
 use crate::formats::mmap::Mapping;
@@ -81,6 +86,18 @@ impl GgufFile {
     }
 }
 
+/// Shapes and encodings of the tensors in `header`, without their data: what a file will need, from its first bytes alone.
+///
+/// # Errors
+/// `Unsupported` for tensor types this build does not read, `Invalid` for rows that are no whole number of blocks.
+pub fn describe_tensors(header: &Header) -> Result<Vec<TensorInfo>> {
+    header
+        .tensors
+        .iter()
+        .map(|entry| tensors::describe(entry).map(|(info, _)| info))
+        .collect()
+}
+
 impl TensorSource for GgufFile {
     fn tensors(&self) -> &[TensorInfo] {
         self.tensors.infos()
@@ -97,14 +114,25 @@ fn cannot_open(path: &Path, error: Error) -> Error {
 
 fn open_shard(path: &Path) -> Result<Shard> {
     let mapping = Mapping::open(path)?;
-    let header =
-        header::parse(mapping.as_slice()).map_err(|error| cannot_open(path, error.into()))?;
+    let header = parse_whole(mapping.as_slice()).map_err(|error| cannot_open(path, error))?;
     let bytes = MappedBytes::new(Arc::clone(&mapping), 0, mapping.as_slice().len())?;
     let metadata = Metadata::new(HeaderBytes::Mapped(bytes), &header);
     Ok(Shard {
         mapping,
         header,
         metadata,
+    })
+}
+
+/// Parses the header of a file that is all there.
+fn parse_whole(file: &[u8]) -> Result<Header> {
+    header::parse(file).map_err(|error| match error {
+        HeaderError::Incomplete { need } => Error::invalid(format!(
+            "the header needs at least {need} bytes, but the file has {}",
+            file.len()
+        ))
+        .with_hint("the file is truncated or damaged; fetch it again"),
+        HeaderError::Bad(error) => error,
     })
 }
 

@@ -5,6 +5,8 @@
 
 mod index;
 mod shards;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::sync::Arc;

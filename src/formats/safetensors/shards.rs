@@ -7,14 +7,18 @@ use std::collections::HashSet;
 use std::fmt;
 
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
-use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use crate::error::{Error, Result};
 use crate::formats::source::TensorInfo;
 use crate::quant::Encoding;
 
-/// Headers of real files stay under a tenth of this; the parsed form takes several times as much memory.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// The crate accepts more, but the parsed form takes several times as much memory; a checkpoint with a quarter of a million
+/// tensors in one file stays below this.
+const MAX_HEADER_BYTES: u64 = 32 << 20;
+/// More dimensions than any tensor has.
+const MAX_DIMS: usize = 16;
 
 /// A tensor and where its bytes lie in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,26 +95,6 @@ fn truncated(message: String) -> Error {
 }
 
 fn refuse_repeated_names(header: &[u8]) -> Result<()> {
-    struct Names;
-    impl<'de> Visitor<'de> for Names {
-        type Value = Option<String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object of tensors")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<String>, A::Error> {
-            let (mut seen, mut repeated) = (HashSet::new(), None);
-            while let Some((name, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
-                if seen.contains(&name) {
-                    repeated = Some(name);
-                } else {
-                    seen.insert(name);
-                }
-            }
-            Ok(repeated)
-        }
-    }
     let mut json = serde_json::Deserializer::from_slice(header);
     match serde::Deserializer::deserialize_map(&mut json, Names) {
         Ok(Some(name)) => Err(Error::invalid(format!("tensor `{name}` exists twice"))),
@@ -118,6 +102,84 @@ fn refuse_repeated_names(header: &[u8]) -> Result<()> {
         Err(error) => Err(
             Error::invalid("the header is not the JSON of a safetensors file").with_source(error),
         ),
+    }
+}
+
+/// Walks over the header and finds the first name that exists twice.
+struct Names;
+
+impl<'de> Visitor<'de> for Names {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<String>, A::Error> {
+        let (mut seen, mut repeated) = (HashSet::new(), None);
+        while let Some((name, Entry)) = map.next_entry::<String, Entry>()? {
+            if seen.contains(&name) {
+                repeated = Some(name);
+            } else {
+                seen.insert(name);
+            }
+        }
+        Ok(repeated)
+    }
+}
+
+/// The value of a header entry: an object whose arrays (shape and offsets) are short. A long one would take many times its
+/// own size in memory once it is parsed.
+struct Entry;
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Entry)
+    }
+}
+
+impl<'de> Visitor<'de> for Entry {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with `dtype`, `shape` and `data_offsets`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        while let Some((IgnoredAny, Field)) = map.next_entry()? {}
+        Ok(Self)
+    }
+}
+
+/// A member of an entry: text, or a list of at most [`MAX_DIMS`] numbers.
+struct Field;
+
+impl<'de> Deserialize<'de> for Field {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Field)
+    }
+}
+
+impl<'de> Visitor<'de> for Field {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "text or a list of at most {MAX_DIMS} numbers")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self, E> {
+        Ok(Self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        let mut len = 0;
+        while let Some(_number) = list.next_element::<u64>()? {
+            len += 1;
+            if len > MAX_DIMS {
+                return Err(serde::de::Error::invalid_length(len, &self));
+            }
+        }
+        Ok(Self)
     }
 }
 

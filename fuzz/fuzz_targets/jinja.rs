@@ -1,0 +1,5 @@
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|source: &str| {
+    let _ = oxydllm::text::ChatTemplate::new(source);
+});

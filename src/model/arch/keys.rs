@@ -1,0 +1,63 @@
+//! One row per config field: its names in `config.json` and in GGUF metadata.
+//!
+//! A GGUF key is the part behind `general.architecture` and a dot. A field that a container cannot hold has no name there.
+//! Defaults stand in the architecture's row ([`super::table::Architecture::defaults`]).
+
+/// A field's names.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// Keys of `config.json`, tried in order.
+    pub hf: &'static [&'static str],
+    /// Key of GGUF metadata, without the architecture's name.
+    pub gguf: Option<&'static str>,
+}
+
+macro_rules! keys {
+    ($($(#[$doc:meta])* $name:ident = [$($hf:literal),+], $gguf:expr;)*) => {
+        $($(#[$doc])* pub const $name: Key = Key { hf: &[$($hf),+], gguf: $gguf };)*
+
+        /// Every field.
+        pub const KEYS: &[Key] = &[$($name),*];
+    };
+}
+
+keys! {
+    /// Rows of the embedding table (GGUF: the tensor says).
+    VOCAB_SIZE = ["vocab_size"], None;
+    /// Width of the residual stream.
+    HIDDEN_SIZE = ["hidden_size"], Some("embedding_length");
+    /// Layers.
+    NUM_LAYERS = ["num_hidden_layers"], Some("block_count");
+    /// Query heads.
+    NUM_HEADS = ["num_attention_heads"], Some("attention.head_count");
+    /// Key/value heads.
+    NUM_KV_HEADS = ["num_key_value_heads"], Some("attention.head_count_kv");
+    /// Elements of a head.
+    HEAD_DIM = ["head_dim"], Some("attention.key_length");
+    /// Elements of a value, where it may differ.
+    VALUE_DIM = ["v_head_dim"], Some("attention.value_length");
+    /// Width of the feed-forward block.
+    INTERMEDIATE_SIZE = ["intermediate_size"], Some("feed_forward_length");
+    /// Longest context that the model was made for.
+    MAX_CONTEXT = ["max_position_embeddings"], Some("context_length");
+    /// Added to the mean square under the root.
+    RMS_NORM_EPS = ["rms_norm_eps"], Some("attention.layer_norm_rms_epsilon");
+    /// Base of the rotary frequencies.
+    ROPE_THETA = ["rope_theta"], Some("rope.freq_base");
+    /// The base in sliding layers, where it differs.
+    ROPE_LOCAL_THETA = ["rope_local_base_freq"], Some("rope.freq_base_swa");
+    /// Rotated elements of a head.
+    ROTARY_DIM = ["rotary_dim"], Some("rope.dimension_count");
+    /// Window of sliding layers.
+    SLIDING_WINDOW = ["sliding_window"], Some("attention.sliding_window");
+    /// Every n-th layer is not sliding.
+    SLIDING_PATTERN = ["sliding_window_pattern", "_sliding_window_pattern"], None;
+    /// Layers below this number do not slide.
+    MAX_WINDOW_LAYERS = ["max_window_layers"], None;
+    /// Attention scale is this to the power of -1/2.
+    QUERY_PRE_ATTN_SCALAR = ["query_pre_attn_scalar"], Some("attention.query_pre_attn_scalar");
+    /// Soft cap on attention scores.
+    ATTN_SOFT_CAP = ["attn_logit_softcapping"], Some("attn_logit_softcapping");
+    /// Soft cap on logits.
+    FINAL_SOFT_CAP = ["final_logit_softcapping"], Some("final_logit_softcapping");
+}

@@ -1,0 +1,6 @@
+//! The architecture table and the config-key table.
+
+pub mod keys;
+pub mod table;
+
+pub use table::{Architecture, find_gguf, find_hf};

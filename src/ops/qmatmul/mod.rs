@@ -1,0 +1,347 @@
+//! Packed integer weights times activations rounded to 8 bits: the product's path for every quantised format.
+//!
+//! `y[m, n] = Σ_g (exact integer dot product of group g) · weight scale · activation scale`, groups of [`GROUP`] = 32
+//! input features in ascending order, one F32 chain of fused multiply-adds per output. Because the inside of a group is
+//! integer, its order does not matter; because a chain belongs to one output alone, neither the number of rows, the
+//! threads nor the CPU can change a bit. The exact arithmetic of each format stands in `oracle.rs`.
+//!
+//! Weights are copied once, at load, into an interleaved layout (`layout.rs`): eight rows side by side, so that one
+//! vector lane is one output and nothing ever crosses lanes. A format is a *code width* and a *scale scheme*; the
+//! microkernel (`cpu.rs`) is generic over both, over the rows of activations it takes at once, and over the vector type.
+
+mod activations;
+mod cpu;
+mod layout;
+#[cfg(test)]
+mod oracle;
+mod pack;
+
+use std::fmt;
+
+use crate::error::{Error, Result};
+use crate::ops::matmul::RawMatrix;
+use crate::ops::{Context, Tensor};
+use crate::quant::Encoding;
+use crate::threads::Disjoint;
+pub use activations::{GROUP, QuantRows, TILE_ROWS, quantize_rows};
+pub use layout::{Format, PANEL_ROWS};
+
+/// A weight matrix in the interleaved layout.
+pub struct QMatrix {
+    rows: usize,
+    cols: usize,
+    encoding: Encoding,
+    format: Format,
+    packed: Vec<u8>,
+}
+
+impl fmt::Debug for QMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "QMatrix[{}, {}] {}",
+            self.rows,
+            self.cols,
+            self.encoding.name()
+        )
+    }
+}
+
+impl QMatrix {
+    /// Whether matrices of this encoding have an interleaved form.
+    pub fn supports(encoding: Encoding) -> bool {
+        Format::of(encoding).is_some()
+    }
+
+    /// Bytes of the interleaved form of a `rows` × `cols` matrix, for memory plans.
+    pub fn packed_bytes(encoding: Encoding, rows: usize, cols: usize) -> Option<usize> {
+        Format::of(encoding)?
+            .panel_bytes(cols)?
+            .checked_mul(rows.div_ceil(PANEL_ROWS))
+    }
+
+    /// Copies `raw` into the interleaved layout, on all threads, and lets the pages of the file go.
+    ///
+    /// # Errors
+    /// `Unsupported` when the encoding has no interleaved form.
+    pub fn pack(ctx: &Context, raw: &RawMatrix) -> Result<Self> {
+        let encoding = raw.encoding();
+        let format = Format::of(encoding).ok_or_else(|| {
+            Error::unsupported(format!(
+                "`{}` weights have no integer kernel",
+                encoding.name()
+            ))
+        })?;
+        let panel_bytes = format.panel_bytes(raw.cols()).ok_or_else(|| {
+            Error::invalid(format!(
+                "a row of {} elements is no whole number of `{}` blocks",
+                raw.cols(),
+                encoding.name()
+            ))
+        })?;
+        let num_panels = raw.rows().div_ceil(PANEL_ROWS);
+        let mut packed = vec![0; panel_bytes * num_panels];
+        let out = Disjoint::new(&mut packed);
+        ctx.pool().run(num_panels, |panel| {
+            // SAFETY: panels are disjoint.
+            #[allow(unsafe_code)]
+            let out = unsafe { out.part(panel * panel_bytes, panel_bytes) };
+            pack::pack_panel(format, raw, panel * PANEL_ROWS, out);
+        });
+        raw.release();
+        Ok(Self {
+            rows: raw.rows(),
+            cols: raw.cols(),
+            encoding,
+            format,
+            packed,
+        })
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The encoding in the file.
+    pub fn encoding(&self) -> Encoding {
+        self.encoding
+    }
+
+    /// Bytes of the interleaved copy.
+    pub fn bytes(&self) -> usize {
+        self.packed.len()
+    }
+
+    fn num_panels(&self) -> usize {
+        self.rows.div_ceil(PANEL_ROWS)
+    }
+
+    fn panel_bytes(&self) -> usize {
+        self.packed.len() / self.num_panels().max(1)
+    }
+}
+
+/// Bytes of packed weights that one task multiplies: they stay in the second-level cache while all tiles of activations
+/// pass over them.
+const TASK_BYTES: usize = 96 * 1024;
+
+/// `x Wᵀ` for several matrices that share their input (q, k and v; gate and up), in one parallel section.
+///
+/// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ.
+pub fn qmatmul(ctx: &Context, x: &QuantRows, matrices: &[&QMatrix]) -> Vec<Tensor> {
+    let mut results: Vec<Tensor> = matrices
+        .iter()
+        .map(|w| ctx.uninit(x.rows(), w.rows()))
+        .collect();
+    let outs: Vec<Disjoint<'_, f32>> = results
+        .iter_mut()
+        .map(|y| Disjoint::new(y.as_mut_slice()))
+        .collect();
+    let threads = ctx.pool().num_threads();
+    let mut tasks = Vec::new();
+    for (index, w) in matrices.iter().enumerate() {
+        assert_eq!(
+            x.cols(),
+            w.cols(),
+            "activations of {} columns times {w:?}",
+            x.cols()
+        );
+        let by_cache = TASK_BYTES / w.panel_bytes().max(1);
+        let by_balance = w.num_panels() / (threads * 4);
+        let step = by_cache.min(by_balance).max(1);
+        tasks.extend(
+            (0..w.num_panels())
+                .step_by(step)
+                .map(|first| (index, first, step.min(w.num_panels() - first))),
+        );
+    }
+    ctx.pool().run(tasks.len(), |task| {
+        let (index, first, count) = tasks[task];
+        cpu::panels(ctx.level(), x, matrices[index], first, count, &outs[index]);
+    });
+    drop(outs);
+    results
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::ops::testing::{bits, contexts, random};
+
+    /// Random blocks with sane scales: payload bytes are anything, half-precision scales are small.
+    pub(super) fn random_matrix(
+        encoding: Encoding,
+        rows: usize,
+        cols: usize,
+        seed: u64,
+    ) -> RawMatrix {
+        let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
+        let mut next = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state
+        };
+        let mut bytes: Vec<u8> = (0..encoding.row_bytes(cols).unwrap() * rows)
+            .map(|_| (next() >> 32) as u8)
+            .collect();
+        for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
+            for &at in layout::half_offsets(encoding) {
+                let scale =
+                    half::f16::from_f32(((next() >> 40) as f32 / 16_777_216.0 - 0.4) * 0.01);
+                block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
+            }
+        }
+        RawMatrix::new(rows, cols, encoding, Arc::new(bytes)).unwrap()
+    }
+
+    pub(super) const ENCODINGS: [Encoding; 11] = [
+        Encoding::Q4_0,
+        Encoding::Q4_1,
+        Encoding::Q5_0,
+        Encoding::Q5_1,
+        Encoding::Q8_0,
+        Encoding::IQ4NL,
+        Encoding::Q2K,
+        Encoding::Q3K,
+        Encoding::Q4K,
+        Encoding::Q5K,
+        Encoding::Q6K,
+    ];
+
+    #[test]
+    fn every_format_has_the_bits_of_the_oracle_for_any_rows_level_and_thread_count() {
+        for encoding in ENCODINGS {
+            for (m, n, k) in [
+                (1, 8, 256),
+                (1, 19, 512),
+                (2, 9, 256),
+                (3, 8, 256),
+                (5, 24, 256),
+                (8, 16, 512),
+                (21, 33, 256),
+            ] {
+                let raw = random_matrix(encoding, n, k, 3);
+                let x = random(5, m * k);
+                let expected = oracle::qmatmul(&x, m, &raw);
+                for ctx in contexts() {
+                    let w = QMatrix::pack(&ctx, &raw).unwrap();
+                    let rows = quantize_rows(&ctx, &ctx.tensor(m, k, &x));
+                    let y = qmatmul(&ctx, &rows, &[&w]).remove(0);
+                    assert_eq!(
+                        bits(y.as_slice()),
+                        bits(&expected),
+                        "{encoding:?} {m}x{n}x{k} {ctx:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn extreme_codes_and_activations_do_not_overflow_the_integer_sums() {
+        for encoding in ENCODINGS {
+            for fill in [0x00_u8, 0xff, 0x7f, 0x80] {
+                let mut bytes = vec![fill; encoding.row_bytes(256).unwrap() * 8];
+                for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
+                    for &at in layout::half_offsets(encoding) {
+                        block[at..at + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes());
+                    }
+                }
+                let raw = RawMatrix::new(8, 256, encoding, Arc::new(bytes)).unwrap();
+                for sign in [1.0, -1.0] {
+                    let x = vec![sign; 8 * 256];
+                    let expected = oracle::qmatmul(&x, 8, &raw);
+                    for ctx in contexts() {
+                        let w = QMatrix::pack(&ctx, &raw).unwrap();
+                        let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(8, 256, &x)), &[&w])
+                            .remove(0);
+                        assert_eq!(
+                            bits(y.as_slice()),
+                            bits(&expected),
+                            "{encoding:?} {fill:#x} {sign}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn is_the_decoded_matrix_times_the_rounded_activations() {
+        for encoding in ENCODINGS {
+            let raw = random_matrix(encoding, 16, 512, 9);
+            let x = random(11, 2 * 512);
+            let y = oracle::qmatmul(&x, 2, &raw);
+            let mut row = vec![0.0; 512];
+            for n in 0..16 {
+                raw.decode_row(n, &mut row).unwrap();
+                for m in 0..2 {
+                    let xs = &x[m * 512..(m + 1) * 512];
+                    let want: f64 = row
+                        .iter()
+                        .zip(xs)
+                        .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                        .sum();
+                    let size: f64 = row
+                        .iter()
+                        .map(|w| f64::from(*w).powi(2))
+                        .sum::<f64>()
+                        .sqrt();
+                    // Each activation is off by at most half a step of max/127, independently.
+                    assert!(
+                        (f64::from(y[m * 16 + n]) - want).abs() < size / 127.0 * 2.0,
+                        "{encoding:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn several_matrices_share_one_section() {
+        let (a, b) = (
+            random_matrix(Encoding::Q4K, 24, 256, 1),
+            random_matrix(Encoding::Q6K, 10, 256, 2),
+        );
+        for ctx in contexts() {
+            let rows = quantize_rows(&ctx, &ctx.tensor(3, 256, &random(1, 3 * 256)));
+            let (a, b) = (
+                QMatrix::pack(&ctx, &a).unwrap(),
+                QMatrix::pack(&ctx, &b).unwrap(),
+            );
+            let both = qmatmul(&ctx, &rows, &[&a, &b]);
+            assert_eq!(
+                both[0].as_slice(),
+                qmatmul(&ctx, &rows, &[&a])[0].as_slice()
+            );
+            assert_eq!(
+                both[1].as_slice(),
+                qmatmul(&ctx, &rows, &[&b])[0].as_slice()
+            );
+        }
+    }
+
+    #[test]
+    fn a_nan_or_infinite_activation_reaches_the_result() {
+        let raw = random_matrix(Encoding::Q4_0, 8, 64, 1);
+        for bad in [f32::NAN, f32::INFINITY] {
+            for ctx in contexts() {
+                let mut x = vec![0.5; 64];
+                x[40] = bad;
+                let w = QMatrix::pack(&ctx, &raw).unwrap();
+                let y =
+                    qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(1, 64, &x)), &[&w]).remove(0);
+                assert!(y.as_slice().iter().all(|v| v.is_nan()));
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! AVX2 + FMA + F16C: the x86-64 baseline for speed.
+#![allow(unsafe_code)]
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// 256-bit vectors of x86-64.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx2;
+
+// SAFETY (all methods): the CPU has AVX2, FMA and F16C, and pointers are valid, by the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx2 {
+    type F32 = __m256;
+    type I32 = __m256i;
+    type Bytes = __m256i;
+    /// 16 × i16: two partial sums per 32-bit lane.
+    type Acc = __m256i;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> __m256 {
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m256 {
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, x: __m256) {
+        unsafe { _mm256_storeu_ps(p, x) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u8) -> __m256 {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u8) -> __m256 {
+        unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
+                _mm_loadu_si128(p.cast()),
+            )))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, x: __m256) {
+        unsafe {
+            let x = _mm256_max_ps(
+                _mm256_set1_ps(-65504.0),
+                _mm256_min_ps(_mm256_set1_ps(65504.0), x),
+            );
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
+        }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_min_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn abs(a: __m256) -> __m256 {
+        unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
+    }
+    #[inline(always)]
+    unsafe fn zero_below(value: __m256, x: __m256, limit: __m256) -> __m256 {
+        unsafe { _mm256_andnot_ps(_mm256_cmp_ps::<_CMP_LT_OQ>(x, limit), value) }
+    }
+    #[inline(always)]
+    unsafe fn round_to_i32(x: __m256) -> __m256i {
+        unsafe { _mm256_cvtps_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn exp2i(n: __m256i) -> __m256 {
+        unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+                n,
+                _mm256_set1_epi32(127),
+            )))
+        }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(x: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_i32(x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn add_i32(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i32(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shl_i32<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_slli_epi32::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_i32(p: *const i32) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8_i32(p: *const u8) -> __m256i {
+        unsafe { _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8_i16(p: *const u8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn dup_lo16(a: __m256i) -> __m256i {
+        unsafe { _mm256_blend_epi16::<0b1010_1010>(a, _mm256_slli_epi32::<16>(a)) }
+    }
+    #[inline(always)]
+    unsafe fn dup_hi16(a: __m256i) -> __m256i {
+        unsafe { _mm256_blend_epi16::<0b0101_0101>(a, _mm256_srli_epi32::<16>(a)) }
+    }
+    #[inline(always)]
+    unsafe fn madd_i16(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_madd_epi16(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(p: *const u8) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat_u8(x: u8) -> __m256i {
+        unsafe { _mm256_set1_epi8(x as i8) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shr16<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_srli_epi16::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn shl16<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_slli_epi16::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn lookup16(table: *const i8, index: __m256i) -> __m256i {
+        unsafe {
+            _mm256_shuffle_epi8(
+                _mm256_broadcastsi128_si256(_mm_loadu_si128(table.cast())),
+                index,
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat4(p: *const i8) -> __m256i {
+        unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn acc_zero() -> __m256i {
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn acc_add(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi16(acc, _mm256_maddubs_epi16(weights, activations)) }
+    }
+    #[inline(always)]
+    unsafe fn acc_widen(acc: __m256i) -> __m256i {
+        unsafe { _mm256_madd_epi16(acc, _mm256_set1_epi16(1)) }
+    }
+    #[inline(always)]
+    unsafe fn acc_widen_scaled(acc: __m256i, factor: __m256i) -> __m256i {
+        unsafe { _mm256_madd_epi16(acc, factor) }
+    }
+    #[inline(always)]
+    unsafe fn dot_i8(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
+        // |w| fits an unsigned byte (128 at most), and |w| * x does not saturate: 2 * 128 * 127 = 32512.
+        unsafe {
+            let products = _mm256_maddubs_epi16(
+                _mm256_abs_epi8(weights),
+                _mm256_sign_epi8(activations, weights),
+            );
+            _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
+        }
+    }
+}

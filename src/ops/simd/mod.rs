@@ -1,0 +1,194 @@
+//! The vector type that every CPU kernel is written against, its instruction sets and its software twin.
+//!
+//! A kernel is one generic body over [`Simd`]; each instruction set gives the same bits because
+//! - float lanes only ever add, multiply, divide and fuse within their own lane (IEEE, correctly rounded everywhere),
+//! - crossing lanes happens in one place, [`sum16`], with a fixed tree,
+//! - integer products are exact, in whatever order and width an instruction set likes.
+//!
+//! [`simd_kernel!`](crate::ops::simd::simd_kernel) makes the dispatching entry point of a body.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+pub mod math;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+pub use scalar::Scalar;
+
+/// Float lanes of one vector.
+pub const LANES: usize = 8;
+/// Partial sums of a float dot product: element k goes to sum k mod 16 (`docs/architecture.md`, table of constants).
+pub const SUM_LANES: usize = 16;
+
+/// Eight 32-bit lanes, or 32 bytes, of one instruction set.
+///
+/// # Safety
+/// Every method requires that the CPU has the instruction set, and every pointer that the bytes the vector covers are
+/// readable (or writable); no alignment is required. Methods are `#[inline(always)]` into kernels that were compiled for
+/// the instruction set.
+#[allow(missing_docs, clippy::missing_safety_doc)]
+pub trait Simd: Copy + 'static {
+    /// 8 × f32.
+    type F32: Copy;
+    /// 8 × i32; also 16 × i16 where a method says so.
+    type I32: Copy;
+    /// 32 bytes.
+    type Bytes: Copy;
+    /// Sums of products of unsigned weight codes with signed activations, one per 32-bit lane, before widening.
+    type Acc: Copy;
+
+    unsafe fn splat(x: f32) -> Self::F32;
+    unsafe fn load(p: *const f32) -> Self::F32;
+    unsafe fn store(p: *mut f32, x: Self::F32);
+    /// 8 half-precision floats.
+    unsafe fn load_f16(p: *const u8) -> Self::F32;
+    /// 8 bfloat16.
+    unsafe fn load_bf16(p: *const u8) -> Self::F32;
+    /// To half precision, ties to even, finite values saturate at ±65504.
+    unsafe fn store_f16(p: *mut u16, x: Self::F32);
+    unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn div(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+    /// `a > b ? a : b` (so `b` when either is NaN).
+    unsafe fn max(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a < b ? a : b`.
+    unsafe fn min(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn abs(a: Self::F32) -> Self::F32;
+    /// `x < limit ? 0 : value` (so `value` when `x` is NaN).
+    unsafe fn zero_below(value: Self::F32, x: Self::F32, limit: Self::F32) -> Self::F32;
+    /// To the nearest integer, ties to even; inputs are within i32.
+    unsafe fn round_to_i32(x: Self::F32) -> Self::I32;
+    /// `2^n` for n in -126..=127.
+    unsafe fn exp2i(n: Self::I32) -> Self::F32;
+    unsafe fn to_f32(x: Self::I32) -> Self::F32;
+
+    unsafe fn splat_i32(x: i32) -> Self::I32;
+    unsafe fn add_i32(a: Self::I32, b: Self::I32) -> Self::I32;
+    unsafe fn sub_i32(a: Self::I32, b: Self::I32) -> Self::I32;
+    unsafe fn shl_i32<const N: i32>(a: Self::I32) -> Self::I32;
+    unsafe fn load_i32(p: *const i32) -> Self::I32;
+    /// 8 bytes, zero-extended.
+    unsafe fn load_u8_i32(p: *const u8) -> Self::I32;
+    /// 16 signed bytes as 16 × i16.
+    unsafe fn load_i8_i16(p: *const u8) -> Self::I32;
+    /// The low 16 bits of every 32-bit lane in both halves (as 2 × i16 per lane).
+    unsafe fn dup_lo16(a: Self::I32) -> Self::I32;
+    /// The high 16 bits of every 32-bit lane in both halves.
+    unsafe fn dup_hi16(a: Self::I32) -> Self::I32;
+    /// Per 32-bit lane the sum of the two products of its signed 16-bit halves.
+    unsafe fn madd_i16(a: Self::I32, b: Self::I32) -> Self::I32;
+
+    unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
+    unsafe fn splat_u8(x: u8) -> Self::Bytes;
+    unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Every 16-bit group shifted right by `N`; callers mask the bits that cross a byte.
+    unsafe fn shr16<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+    /// Every 16-bit group shifted left by `N`.
+    unsafe fn shl16<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+    /// `table[index]` per byte; indices are below 16.
+    unsafe fn lookup16(table: *const i8, index: Self::Bytes) -> Self::Bytes;
+    /// The same four bytes in every lane.
+    unsafe fn splat4(p: *const i8) -> Self::Bytes;
+
+    unsafe fn acc_zero() -> Self::Acc;
+    /// Adds the four products of each lane: weights are unsigned and below 64, activations signed and above -128.
+    ///
+    /// Between [`Simd::acc_zero`] and widening at most 8 additions of weights below 16, 4 below 32, 2 below 64.
+    unsafe fn acc_add(acc: Self::Acc, weights: Self::Bytes, activations: Self::Bytes) -> Self::Acc;
+    /// The sums as integers.
+    unsafe fn acc_widen(acc: Self::Acc) -> Self::I32;
+    /// The sums times a factor per lane, given as the same i16 in both halves of the lane.
+    unsafe fn acc_widen_scaled(acc: Self::Acc, factor: Self::I32) -> Self::I32;
+    /// Adds the four products of each lane to `acc`: both signed; activations above -128.
+    unsafe fn dot_i8(acc: Self::I32, weights: Self::Bytes, activations: Self::Bytes) -> Self::I32;
+}
+
+/// Adds sixteen lanes with the fixed tree: (l, l+8), (l, l+4), (l, l+2), (l, l+1).
+pub fn sum16(lanes: &[f32; SUM_LANES]) -> f32 {
+    let eight: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
+    let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+    let two = [four[0] + four[2], four[1] + four[3]];
+    two[0] + two[1]
+}
+
+/// [`sum16`] of two vectors (lanes 0–7 and 8–15).
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn reduce_sum<V: Simd>(low: V::F32, high: V::F32) -> f32 {
+    let mut lanes = [0.0_f32; LANES];
+    // SAFETY: the array holds one vector.
+    unsafe { V::store(lanes.as_mut_ptr(), V::add(low, high)) };
+    let four: [f32; 4] = std::array::from_fn(|i| lanes[i] + lanes[i + 4]);
+    let two = [four[0] + four[2], four[1] + four[3]];
+    two[0] + two[1]
+}
+
+/// Makes `fn $name(level, args…)`, which runs the generic `unsafe fn $body::<V>(args…)` compiled for the CPU level.
+///
+/// The body may assume that the CPU has `V`'s instruction set; its other duties are the caller's.
+macro_rules! simd_kernel {
+    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident $(<$(const $c:ident: $ct:ty),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $vis unsafe fn $name $(<$(const $c: $ct),*>)? (level: $crate::ops::cpu_level::CpuLevel, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi1,bmi2")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx2 $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only called when the level says that the CPU has AVX2, FMA and F16C.
+                unsafe { $body::<$crate::ops::simd::Avx2 $($(, $c)*)?>($($arg),*) }
+            }
+            match level {
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: the level was detected on this CPU; the rest is the caller's duty.
+                $crate::ops::cpu_level::CpuLevel::Avx2 => unsafe { avx2 $(::<$($c),*>)? ($($arg),*) },
+                // SAFETY: the software twin needs no instruction set; the rest is the caller's duty.
+                _ => unsafe { $body::<$crate::ops::simd::Scalar $($(, $c)*)?>($($arg),*) },
+            }
+        }
+    };
+}
+pub(crate) use simd_kernel;
+
+/// Elements `at..at + 8` of `x`, zeros past its end.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn load_part<V: Simd>(x: &[f32], at: usize) -> V::F32 {
+    if at + LANES <= x.len() {
+        // SAFETY: eight elements lie inside the slice.
+        return unsafe { V::load(x.as_ptr().add(at)) };
+    }
+    let mut lanes = [0.0_f32; LANES];
+    let rest = &x[at.min(x.len())..];
+    lanes[..rest.len()].copy_from_slice(rest);
+    // SAFETY: the array holds one vector.
+    unsafe { V::load(lanes.as_ptr()) }
+}
+
+/// Writes the lanes that fall inside `x` to elements `at..at + 8`.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn store_part<V: Simd>(x: &mut [f32], at: usize, value: V::F32) {
+    if at + LANES <= x.len() {
+        // SAFETY: eight elements lie inside the slice.
+        return unsafe { V::store(x.as_mut_ptr().add(at), value) };
+    }
+    let mut lanes = [0.0_f32; LANES];
+    // SAFETY: the array holds one vector.
+    unsafe { V::store(lanes.as_mut_ptr(), value) };
+    let rest = &mut x[at..];
+    let count = rest.len();
+    rest.copy_from_slice(&lanes[..count]);
+}

@@ -1,0 +1,56 @@
+//! What the fuzz targets do with their bytes. Shared: `fuzz/fuzz_targets` runs it under libFuzzer, `fuzz.rs` beside this file
+//! over the committed corpus and fixed mutations of it, on the stable tool chain.
+
+use oxydllm::formats::gguf::header::{self, HeaderError};
+use oxydllm::formats::gguf::meta::HeaderBytes;
+use oxydllm::formats::gguf::{Metadata, describe_tensors};
+use oxydllm::formats::safetensors::parse_header;
+
+/// Parses `data` as the start of a GGUF file and asks for everything in it.
+pub fn gguf_header(data: &[u8]) {
+    let parsed = match header::parse(data) {
+        Ok(parsed) => parsed,
+        Err(HeaderError::Incomplete { need }) => return assert!(need > data.len() as u64),
+        Err(HeaderError::Bad(_)) => return,
+    };
+    let _ = describe_tensors(&parsed);
+    let metadata = Metadata::new(HeaderBytes::Owned(data.into()), &parsed);
+    for key in metadata.keys() {
+        let _ = (
+            metadata.find_u64(key),
+            metadata.find_i64(key),
+            metadata.find_f32(key),
+        );
+        let _ = (
+            metadata.find_bool(key),
+            metadata.find_str(key),
+            metadata.find_bytes(key),
+        );
+        let _ = (
+            metadata.find_u64_array(key),
+            metadata.find_i32_array(key),
+            metadata.find_f32_array(key),
+        );
+        let _ = (
+            metadata.find_bool_array(key),
+            metadata.find_str_array(key),
+            metadata.find_u64_or_array(key, 3),
+        );
+        if let Ok(Some(strings)) = metadata.find_bytes_array(key) {
+            assert_eq!(
+                strings.len(),
+                strings.count(),
+                "every string of `{key}` was walked over by the parser"
+            );
+        }
+    }
+}
+
+/// Parses `data` as a whole safetensors file; what is accepted must lie inside it.
+pub fn safetensors_header(data: &[u8]) {
+    for place in parse_header(data).unwrap_or_default() {
+        let bytes = &data[place.start..place.start + place.len];
+        let elements: usize = place.info.shape.iter().product();
+        assert_eq!(place.info.encoding.row_bytes(elements), Some(bytes.len()));
+    }
+}
