@@ -404,8 +404,11 @@ impl Reader<'_> {
             .collect())
     }
 
-    /// `layer_types`, where the file has it: true for sliding layers.
+    /// `layer_types` (in GGUF a list `sliding_window_pattern`), where the file has it: true for sliding layers.
     fn layer_types(&self, num_layers: usize) -> Result<Option<Vec<bool>>> {
+        if let Source::Gguf { metadata, prefix } = &self.source {
+            return gguf_layer_types(metadata, prefix, num_layers);
+        }
         let Some(types) = self.hf("layer_types").and_then(Value::as_array) else {
             return Ok(None);
         };
@@ -526,4 +529,24 @@ impl Reader<'_> {
             .with_hint("supported are `linear` and the factors of Llama 3")),
         }
     }
+}
+
+/// `attention.sliding_window_pattern` as newer converters write it: one flag per layer, true for sliding ones.
+fn gguf_layer_types(
+    metadata: &Metadata,
+    prefix: &str,
+    num_layers: usize,
+) -> Result<Option<Vec<bool>>> {
+    let key = format!("{prefix}.attention.sliding_window_pattern");
+    if metadata.find_array_len(&key).ok().flatten().is_none() {
+        return Ok(None);
+    }
+    let flags = metadata.find_bool_array(&key)?.unwrap_or_default();
+    if flags.len() < num_layers {
+        return Err(Error::invalid(format!(
+            "`{key}` has {} entries for {num_layers} layers",
+            flags.len()
+        )));
+    }
+    Ok(Some(flags[..num_layers].to_vec()))
 }

@@ -47,18 +47,38 @@ impl Expected {
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let prompt = |p: &Value| {
             let tensor = tensors.tensor(p["logits"].as_str().unwrap()).unwrap();
-            let logits = tensor.data().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+            let logits = tensor
+                .data()
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b));
             Prompt {
                 ids: numbers(&p["ids"]),
                 logits: logits.collect(),
                 greedy: numbers(&p["greedy"]),
-                margins: p["greedy_margins"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect(),
+                margins: p["greedy_margins"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(|x| x.as_f64().unwrap())
+                    .collect(),
             }
         };
         Self {
             model: folder.join(own["model"].as_str().unwrap()),
-            packed: folder.file_name().unwrap().to_str().unwrap().starts_with("packed_"),
-            prompts: shared["prompts"].as_array().unwrap().iter().map(prompt).collect(),
+            packed: folder
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("packed_"),
+            prompts: shared["prompts"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(prompt)
+                .collect(),
             tolerance: shared["tolerance"].clone(),
         }
     }
@@ -93,19 +113,38 @@ impl<'a> Run<'a> {
     fn new(ctx: &'a Context, model: &'a Transformer, capacity: usize, scattered: bool) -> Self {
         let count = capacity.div_ceil(BLOCK_TOKENS) as u32;
         // 7 and 31 have no common divisor, so every block is met once.
-        let blocks = (0..count).map(|b| if scattered { (b * 7 + 5) % 31 } else { b }).collect();
+        let blocks = (0..count)
+            .map(|b| if scattered { (b * 7 + 5) % 31 } else { b })
+            .collect();
         let kv = KvCache::new(&model.config().page_shapes(), 31.max(count as usize));
-        Self { ctx, model, kv, blocks, length: 0 }
+        Self {
+            ctx,
+            model,
+            kv,
+            blocks,
+            length: 0,
+        }
     }
 
     fn sequence(&self, tokens: &[u32], num_logits: usize) -> Sequence {
-        Sequence { tokens: tokens.to_vec(), first_position: self.length, block_table: self.blocks.clone(), num_logits }
+        Sequence {
+            tokens: tokens.to_vec(),
+            first_position: self.length,
+            block_table: self.blocks.clone(),
+            num_logits,
+        }
     }
 
     fn forward(&mut self, tokens: &[u32]) -> Vec<f32> {
-        let batch = Batch { sequences: vec![self.sequence(tokens, tokens.len())] };
+        let batch = Batch {
+            sequences: vec![self.sequence(tokens, tokens.len())],
+        };
         self.length += tokens.len();
-        self.model.forward(self.ctx, &batch, &mut self.kv).unwrap().as_slice().to_vec()
+        self.model
+            .forward(self.ctx, &batch, &mut self.kv)
+            .unwrap()
+            .as_slice()
+            .to_vec()
     }
 
     /// Logits of all positions of `ids`, computed in chunks.
@@ -125,20 +164,39 @@ fn argmax(row: &[f32]) -> usize {
 }
 
 /// The first thing that is out of tolerance, if any.
-fn compare(ctx: &Context, model: &Transformer, expected: &Expected, profile: &str) -> Result<(), String> {
+fn compare(
+    ctx: &Context,
+    model: &Transformer,
+    expected: &Expected,
+    profile: &str,
+) -> Result<(), String> {
     let limits = &expected.tolerance[profile];
-    let limit = |name: &str| limits[name].as_f64().unwrap_or_else(|| panic!("no `{profile}.{name}`"));
+    let limit = |name: &str| {
+        limits[name]
+            .as_f64()
+            .unwrap_or_else(|| panic!("no `{profile}.{name}`"))
+    };
     let vocab = model.config().vocab_size;
     for (index, prompt) in expected.prompts.iter().enumerate() {
         let mut run = Run::new(ctx, model, prompt.ids.len() + prompt.greedy.len(), false);
         let got = run.prompt(&prompt.ids, prompt.ids.len());
         assert_eq!(got.len(), prompt.logits.len());
-        for (position, (got, want)) in got.chunks(vocab).zip(prompt.logits.chunks(vocab)).enumerate() {
-            let worst = got.iter().zip(want).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+        for (position, (got, want)) in got
+            .chunks(vocab)
+            .zip(prompt.logits.chunks(vocab))
+            .enumerate()
+        {
+            let worst = got
+                .iter()
+                .zip(want)
+                .map(|(a, b)| f64::from((a - b).abs()))
+                .fold(0.0, f64::max);
             let (p, q) = (log_softmax(want), log_softmax(got));
             let kl: f64 = p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum();
             if !(worst <= limit("max_abs") && kl <= limit("max_kl")) {
-                return Err(format!("prompt {index} position {position}: off by {worst:.3e}, KL {kl:.3e}"));
+                return Err(format!(
+                    "prompt {index} position {position}: off by {worst:.3e}, KL {kl:.3e}"
+                ));
             }
         }
         let mut row = got[got.len() - vocab..].to_vec();
@@ -146,7 +204,9 @@ fn compare(ctx: &Context, model: &Transformer, expected: &Expected, profile: &st
             let id = argmax(&row) as u32;
             if id != want {
                 if margin > limit("near_tie") {
-                    return Err(format!("prompt {index}: greedy token {step} is {id}, expected {want} (margin {margin})"));
+                    return Err(format!(
+                        "prompt {index}: greedy token {step} is {id}, expected {want} (margin {margin})"
+                    ));
                 }
                 break;
             }
@@ -168,7 +228,9 @@ fn every_checkpoint_gives_the_references_logits_and_greedy_tokens() {
             &[(WeightPath::Fast, "exact")]
         };
         for &(path, profile) in paths {
-            let model = load(&ctx, &expected.model, LoadOptions { path }).unwrap().transformer;
+            let model = load(&ctx, &expected.model, LoadOptions { path })
+                .unwrap()
+                .transformer;
             if let Err(why) = compare(&ctx, &model, &expected, profile) {
                 wrong.push(format!("{} ({profile}): {why}", folder.display()));
             }
@@ -185,12 +247,19 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn the_bits_do_not_depend_on_chunks_blocks_threads_or_level() {
     for folder in fixtures() {
         let expected = Expected::read(&folder);
-        let ids = &expected.prompts.iter().max_by_key(|p| p.ids.len()).unwrap().ids;
+        let ids = &expected
+            .prompts
+            .iter()
+            .max_by_key(|p| p.ids.len())
+            .unwrap()
+            .ids;
         let mut reference: Option<Vec<u32>> = None;
         for level in CpuLevel::available() {
             for threads in [1, 5] {
                 let ctx = context(threads, level);
-                let model = load(&ctx, &expected.model, LoadOptions::default()).unwrap().transformer;
+                let model = load(&ctx, &expected.model, LoadOptions::default())
+                    .unwrap()
+                    .transformer;
                 // The software twin is slow: once is enough for it.
                 let ways: &[(usize, bool)] = match (level, threads) {
                     (CpuLevel::Scalar, 1) => &[(ids.len(), false)],
@@ -198,9 +267,14 @@ fn the_bits_do_not_depend_on_chunks_blocks_threads_or_level() {
                     _ => &[(1, true), (7, false), (64, true), (ids.len(), false)],
                 };
                 for &(chunk, scattered) in ways {
-                    let got = bits(&Run::new(&ctx, &model, ids.len(), scattered).prompt(ids, chunk));
+                    let got =
+                        bits(&Run::new(&ctx, &model, ids.len(), scattered).prompt(ids, chunk));
                     let reference = reference.get_or_insert_with(|| got.clone());
-                    assert!(*reference == got, "{}: {level}, {threads} threads, chunks of {chunk}", folder.display());
+                    assert!(
+                        *reference == got,
+                        "{}: {level}, {threads} threads, chunks of {chunk}",
+                        folder.display()
+                    );
                 }
             }
         }
@@ -212,25 +286,47 @@ fn the_bits_of_a_sequence_do_not_depend_on_who_else_is_in_the_batch() {
     let ctx = context(2, CpuLevel::detect());
     for folder in fixtures() {
         let expected = Expected::read(&folder);
-        let model = load(&ctx, &expected.model, LoadOptions::default()).unwrap().transformer;
+        let model = load(&ctx, &expected.model, LoadOptions::default())
+            .unwrap()
+            .transformer;
         let vocab = model.config().vocab_size;
-        let ids = &expected.prompts.iter().max_by_key(|p| p.ids.len()).unwrap().ids;
+        let ids = &expected
+            .prompts
+            .iter()
+            .max_by_key(|p| p.ids.len())
+            .unwrap()
+            .ids;
         let alone = bits(&Run::new(&ctx, &model, ids.len(), false).prompt(ids, ids.len()));
         for company in [1, 3, 8] {
             // Others: the same ids backwards, of different lengths, in blocks behind the first sequence's.
             let per = ids.len().div_ceil(BLOCK_TOKENS) as u32;
-            let mut kv = KvCache::new(&model.config().page_shapes(), (per as usize) * (company + 1));
+            let mut kv = KvCache::new(
+                &model.config().page_shapes(),
+                (per as usize) * (company + 1),
+            );
             let mut sequences = Vec::new();
             for i in 0..=company {
                 let tokens: Vec<u32> = if i == company / 2 {
                     ids.clone()
                 } else {
-                    ids.iter().rev().take(1 + (i * 5) % ids.len()).copied().collect()
+                    ids.iter()
+                        .rev()
+                        .take(1 + (i * 5) % ids.len())
+                        .copied()
+                        .collect()
                 };
                 let table = (i as u32 * per..(i as u32 + 1) * per).collect();
-                sequences.push(Sequence { num_logits: tokens.len(), tokens, first_position: 0, block_table: table });
+                sequences.push(Sequence {
+                    num_logits: tokens.len(),
+                    tokens,
+                    first_position: 0,
+                    block_table: table,
+                });
             }
-            let before: usize = sequences[..company / 2].iter().map(|s| s.tokens.len()).sum();
+            let before: usize = sequences[..company / 2]
+                .iter()
+                .map(|s| s.tokens.len())
+                .sum();
             let logits = model.forward(&ctx, &Batch { sequences }, &mut kv).unwrap();
             let own = &logits.as_slice()[before * vocab..(before + ids.len()) * vocab];
             assert!(bits(own) == alone, "{} beside {company}", folder.display());

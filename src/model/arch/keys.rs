@@ -51,7 +51,7 @@ keys! {
     /// Window of sliding layers.
     SLIDING_WINDOW = ["sliding_window"], Some("attention.sliding_window");
     /// Every n-th layer is not sliding.
-    SLIDING_PATTERN = ["sliding_window_pattern", "_sliding_window_pattern"], None;
+    SLIDING_PATTERN = ["sliding_window_pattern", "_sliding_window_pattern"], Some("attention.sliding_window_pattern");
     /// Layers below this number do not slide.
     MAX_WINDOW_LAYERS = ["max_window_layers"], None;
     /// Attention scale is this to the power of -1/2.

@@ -19,7 +19,10 @@ pub struct Terminal {
 
 impl Terminal {
     /// Starts a shell command line; `None`, said aloud, where there is no `script`.
-    #[allow(clippy::print_stdout, reason = "the reader of a test log must learn of it")]
+    #[allow(
+        clippy::print_stdout,
+        reason = "the reader of a test log must learn of it"
+    )]
     pub fn start(command_line: &str, variables: &[(&str, &str)]) -> Option<Self> {
         let mut command = Command::new("script");
         if cfg!(target_os = "linux") {
