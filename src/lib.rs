@@ -13,7 +13,7 @@
 //! | 3 | [`kv`] | blocks and pages |
 //! | 2 | [`ops`], [`formats`] | tensors and kernels; containers of weights |
 //! | 1 | [`quant`] | what packed bytes mean |
-//! | 0 | [`error`], [`env`], [`units`], [`net`], [`device`], [`threads`], [`telemetry`] | nothing of models |
+//! | 0 | [`error`], [`mod@env`], [`units`], [`net`], [`device`], [`threads`], [`telemetry`] | nothing of models |
 //!
 //! Two seams carry the design: `engine` sees tokens, never text; `chat` sees text, never tensors.
 //! Reading order: `docs/architecture.md`, [`engine::request`], [`model`], [`ops`].

@@ -1,5 +1,9 @@
 //! Attention on the CPU: up to four rows (queries × heads that share a key/value head) per pass over a tile of keys.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or lane in several arrays at once"
+)]
 
 use std::cell::RefCell;
 

@@ -1,5 +1,9 @@
 //! Float tiles on the CPU: two weight rows times three activation rows in twelve accumulators.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or lane in several arrays at once"
+)]
 
 use std::cell::RefCell;
 

@@ -134,7 +134,6 @@ pub fn quantize_rows(ctx: &Context, x: &Tensor) -> QuantRows {
             writer.tile(ctx.level(), x, tile, in_tile);
         }
     });
-    drop(writer);
     out
 }
 

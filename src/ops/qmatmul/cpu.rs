@@ -1,5 +1,9 @@
 //! The integer microkernel: one panel of eight weight rows times one tile of activation rows.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or lane in several arrays at once"
+)]
 
 use super::activations::{QuantRows, Tile};
 use super::layout::{Codes, Format, PANEL_ROWS, Scheme};

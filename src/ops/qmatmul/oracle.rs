@@ -15,17 +15,17 @@ pub(super) fn qmatmul(x: &[f32], m: usize, raw: &RawMatrix) -> Vec<f32> {
     for row in x.chunks_exact(x.len() / m) {
         let groups: Vec<Rounded> = row
             .chunks_exact(GROUP)
-            // SAFETY: every CPU has the scalar level.
-            .map(|g| {
-                #[allow(unsafe_code)]
-                unsafe {
-                    round_group(CpuLevel::Scalar, g.try_into().unwrap())
-                }
-            })
+            .map(|group| rounded(group.try_into().unwrap()))
             .collect();
         y.extend((0..raw.rows()).map(|n| chain(raw.encoding(), raw.row(n), &groups)));
     }
     y
+}
+
+#[allow(unsafe_code)]
+fn rounded(group: &[f32; GROUP]) -> Rounded {
+    // SAFETY: every CPU has the scalar level.
+    unsafe { round_group(CpuLevel::Scalar, group) }
 }
 
 /// One output: ascending groups, one chain of fused multiply-adds.

@@ -39,7 +39,7 @@ pub fn rope_table(
         Disjoint::new(sin.as_mut_slice()),
     );
     ctx.for_row_ranges(rows, pairs * 32, |first, count| {
-        for row in first..first + count {
+        for (row, &position) in positions.iter().enumerate().skip(first).take(count) {
             // SAFETY: rows are disjoint.
             #[allow(unsafe_code)]
             let (cos, sin) = unsafe {
@@ -49,7 +49,7 @@ pub fn rope_table(
                 )
             };
             for (i, &frequency) in frequencies.iter().enumerate() {
-                let (s, c) = libm::sincos(f64::from(positions[row] as f32 * frequency));
+                let (s, c) = libm::sincos(f64::from(position as f32 * frequency));
                 cos[i] = c as f32 * magnitude;
                 sin[i] = s as f32 * magnitude;
             }

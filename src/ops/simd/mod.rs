@@ -5,7 +5,7 @@
 //! - crossing lanes happens in one place, [`sum16`], with a fixed tree,
 //! - integer products are exact, in whatever order and width an instruction set likes.
 //!
-//! [`simd_kernel!`](crate::ops::simd::simd_kernel) makes the dispatching entry point of a body.
+//! The macro `simd_kernel!` makes the dispatching entry point of a body.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
