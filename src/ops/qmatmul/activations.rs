@@ -16,23 +16,17 @@ pub const TILE_ROWS: usize = 8;
 /// Groups whose largest value is below this are zero: their scale would not be a normal number.
 const TINY: f32 = 1e-30;
 
-/// Rows of 8-bit activations in tiles of up to [`TILE_ROWS`] rows.
+/// A group is refined when the square of its scale is above this many times the mean over its row.
 ///
-/// In a tile of `t` rows (8, or for the last one 1, 2, 4 or 8, padded with zeros) the four bytes of input features
-/// `32 g + 4 c..` of row m stand at `((8 g + c) t + m) * 4`, and everything kept per group at `g t + m`.
+/// Rounding errors grow with a group's largest value, and in real models a few groups of a row hold values far above the
+/// rest: those few make most of the error.
+const REFINE_ABOVE: f32 = 2.0;
+
+/// Rows of 8-bit activations in tiles of up to [`TILE_ROWS`] rows.
 pub struct QuantRows {
     rows: usize,
     cols: usize,
-    /// Rounded values, -127..=127.
-    values: Vec<i8>,
-    /// F32 scale per group: value ≈ scale × rounded value.
-    scales: Vec<f32>,
-    /// Sum of the rounded values per group.
-    sums: Vec<i32>,
-    /// Sums of the first and the second 16 values per group, as two i16 in one word (low half first).
-    half_sums: Vec<i32>,
-    /// Scale × sum.
-    scaled_sums: Vec<f32>,
+    tiles: Vec<Tile>,
 }
 
 impl fmt::Debug for QuantRows {
@@ -41,18 +35,72 @@ impl fmt::Debug for QuantRows {
     }
 }
 
-/// One tile, as the microkernel sees it.
-#[derive(Clone, Copy)]
-pub(super) struct Tile<'a> {
+/// One tile: what the microkernel takes at once.
+#[derive(Default)]
+pub(super) struct Tile {
     /// Rows that count.
     pub rows: usize,
-    /// Rows with padding: 1, 2, 4 or 8.
+    /// Rows with padding (zeros): 1, 2, 4 or 8.
     pub stride: usize,
-    pub values: &'a [i8],
-    pub scales: &'a [f32],
-    pub sums: &'a [i32],
-    pub half_sums: &'a [i32],
-    pub scaled_sums: &'a [f32],
+    /// Every group, in order.
+    pub groups: Groups,
+    /// Whether a group is refined in some row: then its rounding errors, rounded to 8 bits too, follow in `refinements`
+    /// (zero for rows that do not refine it, which leaves their sums as they are).
+    pub refined: Vec<bool>,
+    /// The refined groups, in order.
+    pub refinements: Groups,
+}
+
+/// Rounded groups of `stride` rows. In group g the four bytes of input features `4 c..` of row m stand at
+/// `((8 g + c) stride + m) * 4`, and everything kept per group at `g stride + m`.
+#[derive(Default)]
+pub(super) struct Groups {
+    /// Rounded values, -127..=127.
+    pub values: Vec<i8>,
+    /// F32 scale per group: value ≈ scale × rounded value.
+    pub scales: Vec<f32>,
+    /// Sum of the rounded values per group.
+    pub sums: Vec<i32>,
+    /// Sums of the first and the second 16 values per group, as two i16 in one word (low half first).
+    pub half_sums: Vec<i32>,
+    /// Scale × sum.
+    pub scaled_sums: Vec<f32>,
+}
+
+impl Groups {
+    fn zeros(count: usize, stride: usize) -> Self {
+        let per_group = count * stride;
+        Self {
+            values: vec![0; per_group * GROUP],
+            scales: vec![0.0; per_group],
+            sums: vec![0; per_group],
+            half_sums: vec![0; per_group],
+            scaled_sums: vec![0.0; per_group],
+        }
+    }
+
+    /// Whether every array has the size of `count` groups of `stride` rows.
+    pub fn has_size(&self, count: usize, stride: usize) -> bool {
+        let n = count * stride;
+        self.values.len() == n * GROUP
+            && self.scales.len() == n
+            && self.sums.len() == n
+            && self.half_sums.len() == n
+            && self.scaled_sums.len() == n
+    }
+
+    fn write(&mut self, group: usize, stride: usize, m: usize, rounded: &Rounded) {
+        for (c, four) in rounded.values.as_chunks::<4>().0.iter().enumerate() {
+            let at = ((group * 8 + c) * stride + m) * 4;
+            self.values[at..at + 4].copy_from_slice(four);
+        }
+        let at = group * stride + m;
+        let [low, high] = rounded.halves;
+        self.scales[at] = rounded.scale;
+        self.sums[at] = low + high;
+        self.half_sums[at] = (low & 0xffff) | (high << 16);
+        self.scaled_sums[at] = rounded.scale * (low + high) as f32;
+    }
 }
 
 impl QuantRows {
@@ -66,36 +114,9 @@ impl QuantRows {
         self.cols
     }
 
-    fn groups(&self) -> usize {
-        self.cols / GROUP
+    pub(super) fn tiles(&self) -> &[Tile] {
+        &self.tiles
     }
-
-    /// Number of tiles.
-    pub(super) fn num_tiles(&self) -> usize {
-        self.rows.div_ceil(TILE_ROWS)
-    }
-
-    /// Tile number `tile`.
-    pub(super) fn tile(&self, tile: usize) -> Tile<'_> {
-        let rows = TILE_ROWS.min(self.rows - tile * TILE_ROWS);
-        let stride = tile_stride(rows);
-        let per_group = tile * TILE_ROWS * self.groups()
-            ..tile * TILE_ROWS * self.groups() + stride * self.groups();
-        Tile {
-            rows,
-            stride,
-            values: &self.values[per_group.start * GROUP..per_group.end * GROUP],
-            scales: &self.scales[per_group.clone()],
-            sums: &self.sums[per_group.clone()],
-            half_sums: &self.half_sums[per_group.clone()],
-            scaled_sums: &self.scaled_sums[per_group],
-        }
-    }
-}
-
-/// Rows of a tile with padding.
-fn tile_stride(rows: usize) -> usize {
-    rows.next_power_of_two()
 }
 
 /// Rounds every row of `x` `[rows, cols]` to 8 bits. `cols` must be a multiple of [`GROUP`].
@@ -104,79 +125,90 @@ fn tile_stride(rows: usize) -> usize {
 pub fn quantize_rows(ctx: &Context, x: &Tensor) -> QuantRows {
     let (rows, cols) = (x.rows(), x.cols());
     assert!(cols.is_multiple_of(GROUP), "{x:?} in groups of {GROUP}");
-    let groups = cols / GROUP;
-    let padded = rows / TILE_ROWS * TILE_ROWS
-        + if rows % TILE_ROWS == 0 {
-            0
-        } else {
-            tile_stride(rows % TILE_ROWS)
-        };
-    let mut out = QuantRows {
-        rows,
-        cols,
-        values: vec![0; padded * cols],
-        scales: vec![0.0; padded * groups],
-        sums: vec![0; padded * groups],
-        half_sums: vec![0; padded * groups],
-        scaled_sums: vec![0.0; padded * groups],
-    };
-    let writer = Writer {
-        values: Disjoint::new(&mut out.values),
-        scales: Disjoint::new(&mut out.scales),
-        sums: Disjoint::new(&mut out.sums),
-        half_sums: Disjoint::new(&mut out.half_sums),
-        scaled_sums: Disjoint::new(&mut out.scaled_sums),
-    };
-    let tiles = rows.div_ceil(TILE_ROWS);
-    ctx.for_row_ranges(tiles, TILE_ROWS * cols * 2, |first, count| {
-        for tile in first..first + count {
-            let in_tile = TILE_ROWS.min(rows - tile * TILE_ROWS);
-            writer.tile(ctx.level(), x, tile, in_tile);
+    let mut tiles: Vec<Tile> = (0..rows.div_ceil(TILE_ROWS))
+        .map(|_| Tile::default())
+        .collect();
+    let (count, out) = (tiles.len(), Disjoint::new(&mut tiles));
+    ctx.for_row_ranges(count, TILE_ROWS * cols * 2, |first, count| {
+        // SAFETY: ranges are disjoint.
+        let tiles = unsafe { out.part(first, count) };
+        for (tile, index) in tiles.iter_mut().zip(first..) {
+            let first_row = index * TILE_ROWS;
+            *tile = round_tile(ctx.level(), x, first_row, TILE_ROWS.min(rows - first_row));
         }
     });
-    out
+    QuantRows { rows, cols, tiles }
 }
 
-struct Writer<'a> {
-    values: Disjoint<'a, i8>,
-    scales: Disjoint<'a, f32>,
-    sums: Disjoint<'a, i32>,
-    half_sums: Disjoint<'a, i32>,
-    scaled_sums: Disjoint<'a, f32>,
-}
-
-impl Writer<'_> {
-    fn tile(&self, level: CpuLevel, x: &Tensor, tile: usize, rows: usize) {
-        let (stride, groups) = (tile_stride(rows), x.cols() / GROUP);
-        let (start, len) = (tile * TILE_ROWS * groups, stride * groups);
-        // SAFETY: tiles do not overlap.
-        let (values, scales, sums, half_sums, scaled_sums) = unsafe {
-            (
-                self.values.part(start * GROUP, len * GROUP),
-                self.scales.part(start, len),
-                self.sums.part(start, len),
-                self.half_sums.part(start, len),
-                self.scaled_sums.part(start, len),
-            )
-        };
-        for m in 0..rows {
-            let row = x.row(tile * TILE_ROWS + m);
-            for (g, group) in row.chunks_exact(GROUP).enumerate() {
-                let group: &[f32; GROUP] = group.try_into().expect("chunks of GROUP");
-                // SAFETY: the body needs the instruction set only, which the level stands for.
-                let rounded = unsafe { round_group(level, group) };
-                for (c, four) in rounded.values.as_chunks::<4>().0.iter().enumerate() {
-                    let at = ((g * 8 + c) * stride + m) * 4;
-                    values[at..at + 4].copy_from_slice(four);
-                }
-                let at = g * stride + m;
-                scales[at] = rounded.scale;
-                let [low, high] = rounded.halves;
-                sums[at] = low + high;
-                half_sums[at] = (low & 0xffff) | (high << 16);
-                scaled_sums[at] = rounded.scale * (low + high) as f32;
-            }
+fn round_tile(level: CpuLevel, x: &Tensor, first_row: usize, rows: usize) -> Tile {
+    let (stride, count) = (rows.next_power_of_two(), x.cols() / GROUP);
+    let mut groups = Groups::zeros(count, stride);
+    let mut rounded_rows = Vec::with_capacity(rows);
+    for m in 0..rows {
+        let rounded = round_row(level, x.row(first_row + m));
+        for (g, group) in rounded.groups.iter().enumerate() {
+            groups.write(g, stride, m, group);
         }
+        rounded_rows.push(rounded);
+    }
+    let mut refined = vec![false; count];
+    for row in &rounded_rows {
+        row.refinements.iter().for_each(|(g, _)| refined[*g] = true);
+    }
+    // Where a refined group stands among the refined ones.
+    let mut places = vec![0; count];
+    let mut num_refined = 0;
+    for (place, _) in places
+        .iter_mut()
+        .zip(&refined)
+        .filter(|(_, refined)| **refined)
+    {
+        *place = num_refined;
+        num_refined += 1;
+    }
+    let mut refinements = Groups::zeros(num_refined, stride);
+    for (m, row) in rounded_rows.iter().enumerate() {
+        for (g, group) in &row.refinements {
+            refinements.write(places[*g], stride, m, group);
+        }
+    }
+    Tile {
+        rows,
+        stride,
+        groups,
+        refined,
+        refinements,
+    }
+}
+
+/// A row, rounded: all groups, and the errors of those that are refined.
+pub(super) struct RoundedRow {
+    pub groups: Vec<Rounded>,
+    pub refinements: Vec<(usize, Rounded)>,
+}
+
+/// Rounds one row. Depends on nothing but the row.
+pub(super) fn round_row(level: CpuLevel, row: &[f32]) -> RoundedRow {
+    let of = |group: &[f32; GROUP]| {
+        // SAFETY: the body needs the instruction set only, which the level stands for.
+        unsafe { round_group(level, group) }
+    };
+    let parts = row.as_chunks::<GROUP>().0;
+    let groups: Vec<Rounded> = parts.iter().map(of).collect();
+    let squares: f32 = groups.iter().map(|g| g.scale * g.scale).sum();
+    let limit = REFINE_ABOVE * squares / groups.len() as f32;
+    let mut refinements = Vec::new();
+    for (g, (group, part)) in groups.iter().zip(parts).enumerate() {
+        if group.scale * group.scale > limit {
+            let errors = std::array::from_fn(|i| {
+                (-group.scale).mul_add(f32::from(group.values[i]), part[i])
+            });
+            refinements.push((g, of(&errors)));
+        }
+    }
+    RoundedRow {
+        groups,
+        refinements,
     }
 }
 

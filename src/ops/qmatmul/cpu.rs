@@ -5,7 +5,7 @@
     reason = "an index stands for a row or lane in several arrays at once"
 )]
 
-use super::activations::{QuantRows, Tile};
+use super::activations::{Groups, QuantRows, Tile};
 use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
 use super::{GROUP, QMatrix, TILE_ROWS};
 use crate::ops::cpu_level::CpuLevel;
@@ -28,21 +28,16 @@ pub(super) fn panels(
     out: &Disjoint<'_, f32>,
 ) {
     let panel_bytes = w.panel_bytes();
-    for tile_index in 0..x.num_tiles() {
-        let tile = x.tile(tile_index);
+    for (tile_index, tile) in x.tiles().iter().enumerate() {
         for panel in first..first + count {
             let packed = &w.packed[panel * panel_bytes..(panel + 1) * panel_bytes];
             let mut y = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
-            panel_times_tile(level, w.format, packed, &tile, &mut y);
+            panel_times_tile(level, w.format, packed, tile, &mut y);
             let valid = PANEL_ROWS.min(w.rows - panel * PANEL_ROWS);
             for (m, y) in y[..tile.rows].iter().enumerate() {
+                let at = (tile_index * TILE_ROWS + m) * w.rows + panel * PANEL_ROWS;
                 // SAFETY: this task alone writes these columns.
-                let out = unsafe {
-                    out.part(
-                        (tile_index * TILE_ROWS + m) * w.rows + panel * PANEL_ROWS,
-                        valid,
-                    )
-                };
+                let out = unsafe { out.part(at, valid) };
                 out.copy_from_slice(&y[..valid]);
             }
         }
@@ -54,17 +49,18 @@ fn panel_times_tile(
     level: CpuLevel,
     format: Format,
     packed: &[u8],
-    tile: &Tile<'_>,
+    tile: &Tile,
     y: &mut [[f32; 8]; 8],
 ) {
     let blocks = packed.len() / format.block_bytes();
-    let per_group = blocks * format.groups_per_block() * tile.stride;
+    let count = blocks * format.groups_per_block();
+    let num_refined = tile.refined.iter().filter(|refined| **refined).count();
     // What the kernel reads through pointers, checked once.
+    assert!(packed.len() == blocks * format.block_bytes() && tile.refined.len() == count);
     assert!(
-        packed.len() == blocks * format.block_bytes() && tile.values.len() == per_group * GROUP
+        tile.groups.has_size(count, tile.stride)
+            && tile.refinements.has_size(num_refined, tile.stride)
     );
-    assert!([tile.scales.len(), tile.scaled_sums.len()] == [per_group; 2]);
-    assert!([tile.sums.len(), tile.half_sums.len()] == [per_group; 2]);
     macro_rules! by_rows {
         ($format:expr) => {
             match tile.stride {
@@ -96,7 +92,7 @@ fn panel_times_tile(
 
 simd_kernel! {
     /// `blocks` blocks of a panel in format number `F` times a tile of `M` rows: `y[m][row]`.
-    unsafe fn kernel<const F: u8, const M: usize>(packed: *const u8, blocks: usize, tile: &Tile<'_>, y: &mut [[f32; 8]; 8]) = kernel_body
+    unsafe fn kernel<const F: u8, const M: usize>(packed: *const u8, blocks: usize, tile: &Tile, y: &mut [[f32; 8]; 8]) = kernel_body
 }
 
 /// How many chunks fit into an accumulator before it must be widened (see `Simd::acc_add`).
@@ -117,7 +113,7 @@ const fn chunks_per_acc(format: Format) -> usize {
 unsafe fn kernel_body<V: Simd, const F: u8, const M: usize>(
     packed: *const u8,
     blocks: usize,
-    tile: &Tile<'_>,
+    tile: &Tile,
     y: &mut [[f32; 8]; 8],
 ) {
     let format = const { Format::ALL[F as usize] };
@@ -125,15 +121,19 @@ unsafe fn kernel_body<V: Simd, const F: u8, const M: usize>(
     unsafe {
         let mut sums = [V::splat(0.0); M];
         let mut record = packed;
-        let mut group = 0;
+        let (mut group, mut refinement) = (0, 0);
         for _ in 0..blocks {
             let header = Header::<V>::load::<F>(record);
             record = record.add(format.header_bytes());
             for _ in 0..format.groups_per_block() {
-                let values = tile.values.as_ptr().add(group * GROUP * M);
                 let scales = record.add(format.code_bytes());
+                let values = tile.groups.values.as_ptr().add(group * GROUP * M);
                 let dots = dots::<V, F, M>(record, scales, values);
-                accumulate::<V, F, M>(&header, scales, &dots, tile, group * M, &mut sums);
+                accumulate::<V, F, M>(&header, scales, &dots, &tile.groups, group * M, &mut sums);
+                if *tile.refined.get_unchecked(group) {
+                    refine::<V, F, M>(&header, record, &tile.refinements, refinement, &mut sums);
+                    refinement += 1;
+                }
                 record = scales.add(format.scale_bytes());
                 group += 1;
             }
@@ -141,6 +141,24 @@ unsafe fn kernel_body<V: Simd, const F: u8, const M: usize>(
         for m in 0..M {
             V::store(y[m].as_mut_ptr(), sums[m]);
         }
+    }
+}
+
+/// Adds refinement number `index`, of the group whose record this is.
+#[inline(always)]
+unsafe fn refine<V: Simd, const F: u8, const M: usize>(
+    header: &Header<V>,
+    record: *const u8,
+    refinements: &Groups,
+    index: usize,
+    sums: &mut [V::F32; M],
+) {
+    // SAFETY: the caller has checked that there are so many refinements.
+    unsafe {
+        let scales = record.add(const { format_of(F).code_bytes() });
+        let values = refinements.values.as_ptr().add(index * GROUP * M);
+        let dots = dots::<V, F, M>(record, scales, values);
+        accumulate::<V, F, M>(header, scales, &dots, refinements, index * M, sums);
     }
 }
 
@@ -234,15 +252,15 @@ unsafe fn accumulate<V: Simd, const F: u8, const M: usize>(
     header: &Header<V>,
     scales: *const u8,
     dots: &[V::I32; M],
-    tile: &Tile<'_>,
+    groups: &Groups,
     at: usize,
     sums: &mut [V::F32; M],
 ) {
     // SAFETY: `at + m` is inside the tile's per-group arrays; the record's scales have `scale_bytes`.
     unsafe {
-        let x_scale = |m: usize| V::splat(*tile.scales.get_unchecked(at + m));
-        let x_sum = |m: usize| V::splat(*tile.scaled_sums.get_unchecked(at + m));
-        let halves = |m: usize| V::splat_i32(*tile.half_sums.get_unchecked(at + m));
+        let x_scale = |m: usize| V::splat(*groups.scales.get_unchecked(at + m));
+        let x_sum = |m: usize| V::splat(*groups.scaled_sums.get_unchecked(at + m));
+        let halves = |m: usize| V::splat_i32(*groups.half_sums.get_unchecked(at + m));
         match const { format_of(F).scheme() } {
             Scheme::Scale { zero_log2 } => {
                 let d = V::load_f16(scales);
@@ -250,7 +268,7 @@ unsafe fn accumulate<V: Simd, const F: u8, const M: usize>(
                     let dot = match zero_log2 {
                         None => dots[m],
                         Some(_) => {
-                            let sum = V::splat_i32(*tile.sums.get_unchecked(at + m));
+                            let sum = V::splat_i32(*groups.sums.get_unchecked(at + m));
                             V::sub_i32(dots[m], shift_zero::<V, F>(sum))
                         }
                     };

@@ -203,6 +203,17 @@ mod tests {
         RawMatrix::new(rows, cols, encoding, Arc::new(bytes)).unwrap()
     }
 
+    /// Activations with groups far above the rest, different ones in every row, so that some are refined.
+    fn uneven(seed: u64, rows: usize, cols: usize) -> Vec<f32> {
+        let mut x = random(seed, rows * cols);
+        for (i, group) in x.chunks_exact_mut(GROUP).enumerate() {
+            if i * 7 % 5 == 0 {
+                group.iter_mut().for_each(|v| *v *= 30.0);
+            }
+        }
+        x
+    }
+
     pub(super) const ENCODINGS: [Encoding; 11] = [
         Encoding::Q4_0,
         Encoding::Q4_1,
@@ -230,7 +241,7 @@ mod tests {
                 (21, 33, 256),
             ] {
                 let raw = random_matrix(encoding, n, k, 3);
-                let x = random(5, m * k);
+                let x = uneven(5, m, k);
                 let expected = oracle::qmatmul(&x, m, &raw);
                 for ctx in contexts() {
                     let w = QMatrix::pack(&ctx, &raw).unwrap();
@@ -303,6 +314,35 @@ mod tests {
                     );
                 }
             }
+        }
+    }
+
+    #[test]
+    fn groups_far_above_the_rest_are_refined_and_the_result_is_better_for_it() {
+        let raw = random_matrix(Encoding::Q8_0, 16, 512, 9);
+        let x = uneven(12, 1, 512);
+        let rounded = activations::round_row(crate::ops::CpuLevel::Scalar, &x);
+        assert!(
+            (1..8).contains(&rounded.refinements.len()),
+            "{}",
+            rounded.refinements.len()
+        );
+        let y = oracle::qmatmul(&x, 1, &raw);
+        let mut row = vec![0.0; 512];
+        for (n, y) in y.iter().enumerate() {
+            raw.decode_row(n, &mut row).unwrap();
+            let want: f64 = row
+                .iter()
+                .zip(&x)
+                .map(|(w, x)| f64::from(*w) * f64::from(*x))
+                .sum();
+            let size: f64 = row
+                .iter()
+                .map(|w| f64::from(*w).powi(2))
+                .sum::<f64>()
+                .sqrt();
+            // Steps of 30/127 would be off by some 0.07 size; those of the other groups, 1/127, by 0.002.
+            assert!((f64::from(*y) - want).abs() < size * 0.01, "{y} {want}");
         }
     }
 

@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::GROUP;
-use super::activations::{Rounded, round_group};
+use super::activations::{RoundedRow, round_row};
 use crate::ops::CpuLevel;
 use crate::ops::matmul::RawMatrix;
 use crate::quant::Encoding;
@@ -13,76 +13,65 @@ use crate::quant::layout::{self as block, IQ4_NL_VALUES, k_scale_min, q3_k_scale
 pub(super) fn qmatmul(x: &[f32], m: usize, raw: &RawMatrix) -> Vec<f32> {
     let mut y = Vec::new();
     for row in x.chunks_exact(x.len() / m) {
-        let groups: Vec<Rounded> = row
-            .chunks_exact(GROUP)
-            .map(|group| rounded(group.try_into().unwrap()))
-            .collect();
-        y.extend((0..raw.rows()).map(|n| chain(raw.encoding(), raw.row(n), &groups)));
+        let rounded = round_row(CpuLevel::Scalar, row);
+        y.extend((0..raw.rows()).map(|n| chain(raw.encoding(), raw.row(n), &rounded)));
     }
     y
 }
 
-#[allow(unsafe_code)]
-fn rounded(group: &[f32; GROUP]) -> Rounded {
-    // SAFETY: every CPU has the scalar level.
-    unsafe { round_group(CpuLevel::Scalar, group) }
-}
-
-/// One output: ascending groups, one chain of fused multiply-adds.
-fn chain(encoding: Encoding, row: &[u8], groups: &[Rounded]) -> f32 {
+/// One output: ascending groups, each followed by its refinement, one chain of fused multiply-adds.
+fn chain(encoding: Encoding, row: &[u8], rounded: &RoundedRow) -> f32 {
     let mut y = 0.0_f32;
     let per_block = encoding.block_len() / GROUP;
-    for (b, groups) in row
-        .chunks_exact(encoding.block_bytes())
-        .zip(groups.chunks_exact(per_block))
-    {
+    let steps = rounded.groups.iter().enumerate().flat_map(|(g, group)| {
+        let refinement = rounded.refinements.iter().find(|(of, _)| *of == g);
+        std::iter::once((g, group)).chain(refinement.map(|(g, r)| (*g, r)))
+    });
+    for (index, x) in steps {
+        let b = &row[index / per_block * encoding.block_bytes()..][..encoding.block_bytes()];
+        let g = index % per_block;
         let half = |at: usize| f16::from_le_bytes([b[at], b[at + 1]]).to_f32();
-        for (g, x) in groups.iter().enumerate() {
-            let q: [i32; GROUP] = std::array::from_fn(|i| code(encoding, b, g * GROUP + i));
-            let dot = |from: usize| {
-                (from..from + 16)
-                    .map(|i| q[i] * i32::from(x.values[i]))
-                    .sum::<i32>()
-            };
-            let (dots, sums) = ([dot(0), dot(16)], x.halves);
-            let (d, sum) = (dots[0] + dots[1], sums[0] + sums[1]);
-            let mut add =
-                |scale: f32, integer: i32| y = (scale * x.scale).mul_add(integer as f32, y);
-            match encoding {
-                Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => {
-                    add(half(0), d)
-                }
-                Encoding::Q4_1 | Encoding::Q5_1 => {
-                    add(half(0), d);
-                    y = half(2).mul_add(x.scale * sum as f32, y);
-                }
-                Encoding::Q4K | Encoding::Q5K => {
-                    let (scale, min) = k_scale_min(g, b[4..16].try_into().unwrap());
-                    add(half(0) * f32::from(scale), d);
-                    y = (-half(2) * f32::from(min)).mul_add(x.scale * sum as f32, y);
-                }
-                Encoding::Q6K | Encoding::Q3K => {
-                    let s: Vec<i32> = match encoding {
-                        Encoding::Q6K => b[192..208].iter().map(|&s| i32::from(s as i8)).collect(),
-                        _ => q3_k_scales(b[96..108].try_into().unwrap())
-                            .map(i32::from)
-                            .to_vec(),
-                    };
-                    let at = if encoding == Encoding::Q6K {
-                        block::q6_k::D
-                    } else {
-                        block::q3_k::D
-                    };
-                    add(half(at), s[2 * g] * dots[0] + s[2 * g + 1] * dots[1]);
-                }
-                Encoding::Q2K => {
-                    let (low, high) = (b[2 * g], b[2 * g + 1]);
-                    let mix = |a: u8, b: u8, v: [i32; 2]| i32::from(a) * v[0] + i32::from(b) * v[1];
-                    add(half(80), mix(low & 15, high & 15, dots));
-                    add(-half(82), mix(low >> 4, high >> 4, sums));
-                }
-                other => panic!("{other:?}"),
+        let q: [i32; GROUP] = std::array::from_fn(|i| code(encoding, b, g * GROUP + i));
+        let dot = |from: usize| {
+            (from..from + 16)
+                .map(|i| q[i] * i32::from(x.values[i]))
+                .sum::<i32>()
+        };
+        let (dots, sums) = ([dot(0), dot(16)], x.halves);
+        let (d, sum) = (dots[0] + dots[1], sums[0] + sums[1]);
+        let mut add = |scale: f32, integer: i32| y = (scale * x.scale).mul_add(integer as f32, y);
+        match encoding {
+            Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => add(half(0), d),
+            Encoding::Q4_1 | Encoding::Q5_1 => {
+                add(half(0), d);
+                y = half(2).mul_add(x.scale * sum as f32, y);
             }
+            Encoding::Q4K | Encoding::Q5K => {
+                let (scale, min) = k_scale_min(g, b[4..16].try_into().unwrap());
+                add(half(0) * f32::from(scale), d);
+                y = (-half(2) * f32::from(min)).mul_add(x.scale * sum as f32, y);
+            }
+            Encoding::Q6K | Encoding::Q3K => {
+                let s: Vec<i32> = match encoding {
+                    Encoding::Q6K => b[192..208].iter().map(|&s| i32::from(s as i8)).collect(),
+                    _ => q3_k_scales(b[96..108].try_into().unwrap())
+                        .map(i32::from)
+                        .to_vec(),
+                };
+                let at = if encoding == Encoding::Q6K {
+                    block::q6_k::D
+                } else {
+                    block::q3_k::D
+                };
+                add(half(at), s[2 * g] * dots[0] + s[2 * g + 1] * dots[1]);
+            }
+            Encoding::Q2K => {
+                let (low, high) = (b[2 * g], b[2 * g + 1]);
+                let mix = |a: u8, b: u8, v: [i32; 2]| i32::from(a) * v[0] + i32::from(b) * v[1];
+                add(half(80), mix(low & 15, high & 15, dots));
+                add(-half(82), mix(low >> 4, high >> 4, sums));
+            }
+            other => panic!("{other:?}"),
         }
     }
     y
