@@ -144,11 +144,12 @@ if ! "$binary" list 2>/dev/null | grep "^  $model_name " | grep -qv incomplete; 
     "$binary" pull "$(cd "$cache" && pwd)/$model_file" --name "$model_name" --force
 fi
 
+# The demo model is tiny: at usual temperatures it wanders off. These keep it on topic.
 if [ $has_prompt = yes ]; then
-    exec "$binary" run "$model_name" "$prompt"
+    exec "$binary" run "$model_name" "$prompt" --temperature 0
 elif [ -t 0 ] || [ -p /dev/stdin ] || [ -f /dev/stdin ]; then
-    exec "$binary" run "$model_name"
+    exec "$binary" run "$model_name" --temperature 0.3 --min-p 0.1
 else
     say "no terminal and no --prompt: asking for a greeting"
-    exec "$binary" run "$model_name" "Say hello in one sentence."
+    exec "$binary" run "$model_name" "Say hello in one sentence." --temperature 0
 fi
