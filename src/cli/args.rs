@@ -195,7 +195,7 @@ pub struct RunArgs {
     /// Same seed, same answers [default: random]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
-    /// System message
+    /// System message [default: the model's own]
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     #[command(flatten)]

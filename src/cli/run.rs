@@ -21,9 +21,6 @@ use crate::error::Result;
 use answer::{Outcome, Session};
 use interrupt::Interrupts;
 
-/// What the model is told when nobody says otherwise.
-const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
-
 /// Exit code of a command that was stopped by Ctrl-C: 128 and the number of SIGINT.
 const INTERRUPTED: u8 = 130;
 

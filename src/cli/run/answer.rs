@@ -5,7 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use serde_json::{Map, Value};
 
 use super::interrupt::Interrupts;
-use super::{DEFAULT_SYSTEM, Loaded, stats};
+use super::{Loaded, stats};
 use crate::chat::{
     self, ChatModel, Conversation, Delta, Deltas, Fitted, Generation, Message, Room,
 };
@@ -46,12 +46,13 @@ impl<'a> Session<'a> {
         interrupts: Interrupts,
     ) -> Self {
         let system = args.system.clone();
-        let first = system.clone().unwrap_or_else(|| DEFAULT_SYSTEM.to_owned());
+        // Without one of the user's, the template says what the model was trained with.
+        let first = system.clone().filter(|text| !text.is_empty());
         Self {
             args,
             printer,
             interrupts,
-            conversation: Conversation::new((!first.is_empty()).then_some(first)),
+            conversation: Conversation::new(first),
             system,
             loaded,
         }

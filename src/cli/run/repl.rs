@@ -2,10 +2,10 @@
 
 use std::process::ExitCode;
 
+use super::INTERRUPTED;
 use super::answer::{Outcome, Session};
 use super::commands::{self, Command};
 use super::editor::{Editor, Input};
-use super::{DEFAULT_SYSTEM, INTERRUPTED};
 use crate::env;
 use crate::error::{Error, Result};
 
@@ -68,12 +68,14 @@ fn handle(session: &mut Session<'_>, line: &str) -> Result<bool> {
             session.conversation.clear();
             session.printer.talk("The conversation is forgotten");
         }
-        Some(Command::System("")) => {
-            let system = session.system.as_deref().unwrap_or(DEFAULT_SYSTEM);
-            session
+        Some(Command::System("")) => match session.system.as_deref() {
+            Some(system) => session
                 .printer
-                .talk(format_args!("The system message is: {system}"));
-        }
+                .talk(format_args!("The system message is: {system}")),
+            None => session
+                .printer
+                .talk("No system message is set: the model's own default applies"),
+        },
         Some(Command::System(text)) => {
             session.set_system(text);
             session.printer.talk("The system message is replaced");
