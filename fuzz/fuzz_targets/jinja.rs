@@ -1,5 +1,7 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|source: &str| {
-    let _ = oxydllm::text::ChatTemplate::new(source);
-});
+#[allow(dead_code)]
+#[path = "../../tests/it/fuzz_bodies.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| bodies::jinja(data));

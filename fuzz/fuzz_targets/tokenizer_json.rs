@@ -1,5 +1,7 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = oxydllm::text::Tokenizer::from_json_bytes(data);
-});
+#[allow(dead_code)]
+#[path = "../../tests/it/fuzz_bodies.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| bodies::tokenizer_json(data));

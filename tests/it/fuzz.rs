@@ -81,3 +81,13 @@ fn gguf_headers_survive_mutation() {
 fn safetensors_headers_survive_mutation() {
     run_over_corpus("safetensors_header", fuzz_bodies::safetensors_header);
 }
+
+#[test]
+fn tokenizers_survive_mutation() {
+    run_over_corpus("tokenizer_json", fuzz_bodies::tokenizer_json);
+}
+
+#[test]
+fn chat_templates_survive_mutation() {
+    run_over_corpus("jinja", fuzz_bodies::jinja);
+}

@@ -5,6 +5,7 @@ use oxydllm::formats::gguf::header::{self, HeaderError};
 use oxydllm::formats::gguf::meta::HeaderBytes;
 use oxydllm::formats::gguf::{Metadata, describe_tensors};
 use oxydllm::formats::safetensors::parse_header;
+use oxydllm::text::{ChatTemplate, RenderInput, Specials, Tokenizer};
 
 /// Parses `data` as the start of a GGUF file and asks for everything in it.
 pub fn gguf_header(data: &[u8]) {
@@ -52,5 +53,29 @@ pub fn safetensors_header(data: &[u8]) {
         let bytes = &data[place.start..place.start + place.len];
         let elements: usize = place.info.shape.iter().product();
         assert_eq!(place.info.encoding.row_bytes(elements), Some(bytes.len()));
+    }
+}
+
+/// Builds a tokenizer from `data` and sends a text through it.
+pub fn tokenizer_json(data: &[u8]) {
+    if let Ok(tokenizer) = Tokenizer::from_json_bytes(data)
+        && let Ok(ids) = tokenizer.encode_framed("Hello <|im_end|> w\u{f6}rld", Specials::Plain)
+    {
+        let _ = tokenizer.decode(&ids);
+    }
+}
+
+/// Compiles `data` as a chat template and renders a conversation with it; its fuel bounds it.
+pub fn jinja(data: &[u8]) {
+    let Ok(source) = std::str::from_utf8(data) else {
+        return;
+    };
+    if let Ok(template) = ChatTemplate::new(source) {
+        let messages = [serde_json::json!({"role": "user", "content": "Hello"})];
+        let _ = template.render(&RenderInput {
+            messages: &messages,
+            add_generation_prompt: true,
+            ..RenderInput::default()
+        });
     }
 }
