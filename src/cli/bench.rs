@@ -11,6 +11,7 @@ use serde_json::json;
 use super::Printer;
 use super::args::BenchArgs;
 use super::load::{context, locate};
+use super::memory::peak_memory;
 use crate::error::{Error, Result};
 use crate::kv::{BLOCK_TOKENS, KvCache};
 use crate::model::plan::CHUNK_TOKENS;
@@ -65,7 +66,7 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         prefill_tok_s: prefill.map(|(rate, _)| rate),
         ttft_ms: prefill.map(|(_, ttft)| ttft),
         decode,
-        peak_rss_bytes: peak_rss_bytes(),
+        peak_rss_bytes: peak_memory().unwrap_or(0),
     };
     print(args, &ctx, &located.name(), &report, printer)?;
     Ok(ExitCode::SUCCESS)
@@ -262,14 +263,6 @@ fn median(mut values: Vec<f64>) -> f64 {
     } else {
         values[middle]
     }
-}
-
-/// The most memory that this process had resident.
-fn peak_rss_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
 }
 
 #[cfg(test)]

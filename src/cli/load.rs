@@ -13,7 +13,7 @@ use crate::env;
 use crate::error::{Error, Result};
 use crate::formats::Weights;
 use crate::model::plan::{self, available_memory};
-use crate::model::{LoadOptions, LoadedModel, ModelConfig, arch, load};
+use crate::model::{LoadOptions, LoadedModel, ModelConfig, load};
 use crate::ops::{Context, CpuLevel};
 use crate::store::{Located, resolve_for_run};
 use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
@@ -89,10 +89,6 @@ impl TextParts {
     /// # Errors
     /// `NotFound`, `Invalid` or `Unsupported`, as the text layer says.
     pub fn read(weights: &Weights, path: &Path, config: &ModelConfig) -> Result<Self> {
-        let extra = arch::table::ARCHITECTURES
-            .iter()
-            .find(|row| row.name == config.architecture)
-            .map_or(&[] as &[u32], |row| row.extra_stop_ids);
         let (tokenizer, sources, configs) = match weights {
             Weights::Gguf(file) => {
                 let metadata = file.metadata();
@@ -113,7 +109,8 @@ impl TextParts {
                 )
             }
         };
-        let extra: Vec<u32> = extra
+        let extra: Vec<u32> = config
+            .extra_stop_ids
             .iter()
             .copied()
             .filter(|&id| tokenizer.is_special(id))

@@ -8,6 +8,7 @@ mod bench;
 mod eval;
 mod list;
 mod load;
+mod memory;
 mod printer;
 mod progress;
 mod pull;

@@ -38,6 +38,8 @@ pub struct RopeConfig {
 pub struct ModelConfig {
     /// Name of the architecture row.
     pub architecture: &'static str,
+    /// Token ids that end an answer besides those that the files name.
+    pub extra_stop_ids: &'static [u32],
     /// Rows of embedding and head.
     pub vocab_size: usize,
     /// Width of the residual stream.

@@ -7,9 +7,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::arch::keys::{self, Key};
-use super::arch::table::{Architecture, BiasRule, QkNormRule, WindowRule};
+use super::arch::table::{Architecture, BiasRule, WindowRule};
 use super::arch::{find_gguf, find_hf};
-use super::config::{BiasPresence, LayerConfig, ModelConfig, QkNorm, RopeConfig};
+use super::config::{BiasPresence, LayerConfig, ModelConfig, RopeConfig};
 use super::rope::{RopeScaling, read_scaling, scaled_frequencies};
 use crate::error::{Error, Result};
 use crate::formats::gguf::Metadata;
@@ -122,6 +122,7 @@ impl Reader<'_> {
         let (qkv_bias, o_bias, mlp_bias) = self.biases();
         Ok(ModelConfig {
             architecture: self.arch.name,
+            extra_stop_ids: self.arch.extra_stop_ids,
             vocab_size: self.vocab_size()?,
             hidden_size,
             num_heads,
@@ -136,10 +137,7 @@ impl Reader<'_> {
                 0.0
             },
             sandwich_norms: self.arch.sandwich_norms,
-            qk_norm: match self.arch.qk_norm {
-                QkNormRule::None => QkNorm::None,
-                QkNormRule::PerHead => QkNorm::PerHead,
-            },
+            qk_norm: self.arch.qk_norm,
             qkv_bias,
             o_bias,
             mlp_bias,

@@ -51,15 +51,11 @@ impl Batch {
         let slot = |s: &Sequence, p: usize| {
             s.block_table[p / BLOCK_TOKENS] as usize * BLOCK_TOKENS + p % BLOCK_TOKENS
         };
-        let of = |s| (0..s as usize).collect::<Vec<_>>();
-        self.sequences
-            .iter()
-            .flat_map(|s| {
-                of(s.tokens.len() as u32)
-                    .into_iter()
-                    .map(move |i| slot(s, s.first_position + i))
-            })
-            .collect()
+        let of = |s: &Sequence| -> Vec<usize> {
+            let positions = s.first_position..s.first_position + s.tokens.len();
+            positions.map(|p| slot(s, p)).collect()
+        };
+        self.sequences.iter().flat_map(of).collect()
     }
 
     fn rows(&self) -> Vec<SequenceRows<'_>> {
@@ -165,17 +161,6 @@ impl Transformer {
             .map(Linear::bytes)
             .sum();
         layers + self.head.bytes() + self.embedding.bytes().len()
-    }
-
-    /// Bytes of weights that one token's step reads.
-    pub fn bytes_per_step(&self) -> usize {
-        let layers: usize = self
-            .layers
-            .iter()
-            .flat_map(|l| l.linears())
-            .map(Linear::bytes)
-            .sum();
-        layers + self.head.bytes()
     }
 
     /// Computes `batch`, writes its keys and values into `kv`, and returns the logits of the rows that were asked for:

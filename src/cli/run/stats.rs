@@ -1,6 +1,7 @@
 //! What `--verbose` says: where the time and the memory went.
 
 use super::Loaded;
+use crate::cli::memory::peak_memory;
 use crate::engine::{EngineInfo, Usage};
 use crate::units;
 
@@ -54,16 +55,6 @@ fn rate(tokens: usize, seconds: f64) -> String {
 
 fn size(bytes: usize) -> String {
     units::format_size(bytes as u64)
-}
-
-/// The most memory the process had resident so far, where the system tells.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! the classes of the same names in the `transformers` package and, for GGUF, from llama.cpp's converter and loader.
 
 use crate::error::{Error, Result};
+use crate::model::config::QkNorm;
 use crate::ops::gated_act::Activation;
 use crate::ops::rope::Pairing;
 
@@ -16,15 +17,6 @@ pub enum WindowRule {
     Switched,
     /// Every n-th layer sees everything, the others slide; n from `sliding_window_pattern` or this default (Gemma 3).
     EveryNthFull(usize),
-}
-
-/// Norm of query and key before the rotation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNormRule {
-    /// None.
-    None,
-    /// Over each head.
-    PerHead,
 }
 
 /// Which biases a family has.
@@ -52,7 +44,7 @@ pub struct Architecture {
     /// Norms behind attention and feed-forward too, before the residual is added.
     pub sandwich_norms: bool,
     /// Norm of q and k.
-    pub qk_norm: QkNormRule,
+    pub qk_norm: QkNorm,
     /// Biases.
     pub biases: BiasRule,
     /// Embeddings are multiplied by √hidden.
@@ -79,7 +71,7 @@ const LLAMA: Architecture = Architecture {
     activation: Activation::Silu,
     zero_centred_norms: false,
     sandwich_norms: false,
-    qk_norm: QkNormRule::None,
+    qk_norm: QkNorm::None,
     biases: BiasRule::Configured,
     scaled_embeddings: false,
     tied_by_default: false,
@@ -117,7 +109,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         name: "Qwen3",
         hf: &["Qwen3ForCausalLM"],
         gguf: &["qwen3"],
-        qk_norm: QkNormRule::PerHead,
+        qk_norm: QkNorm::PerHead,
         gguf_pairing: Pairing::HalfSplit,
         window: WindowRule::Switched,
         defaults: &[
@@ -137,7 +129,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         activation: Activation::GeluTanh,
         zero_centred_norms: true,
         sandwich_norms: true,
-        qk_norm: QkNormRule::PerHead,
+        qk_norm: QkNorm::PerHead,
         scaled_embeddings: true,
         tied_by_default: true,
         gguf_pairing: Pairing::HalfSplit,
