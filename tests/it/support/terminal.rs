@@ -24,6 +24,8 @@ impl Terminal {
         reason = "the reader of a test log must learn of it"
     )]
     pub fn start(command_line: &str, variables: &[(&str, &str)]) -> Option<Self> {
+        // The shell must not stay in between: it would get the Ctrl-C too, and some report it as their own end.
+        let command_line = &format!("exec {command_line}");
         let mut command = Command::new("script");
         if cfg!(target_os = "linux") {
             command.args(["-qfec", command_line, "/dev/null"]);
