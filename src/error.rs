@@ -14,12 +14,16 @@ pub enum ErrorKind {
     NotFound,
     /// Input that is wrong: a file that lies, a field out of range, a prompt that does not fit.
     Invalid,
+    /// A prompt that leaves no room for an answer in the model's context.
+    ContextLength,
     /// Input that may be right but that this build does not handle: an architecture, a format, a feature.
     Unsupported,
     /// It does not fit into the memory there is.
     OutOfMemory,
     /// Too much work is waiting; try again later.
     Overloaded,
+    /// The model or the server is being shut down.
+    Unavailable,
     /// The operating system or the network failed.
     Io,
     /// The request was cancelled by whoever made it.
@@ -72,6 +76,10 @@ impl Error {
         not_found => NotFound,
         /// Input is wrong.
         invalid => Invalid,
+        /// A prompt leaves no room for an answer.
+        context_length => ContextLength,
+        /// The model or the server is being shut down.
+        unavailable => Unavailable,
         /// Input is beyond what this build handles.
         unsupported => Unsupported,
         /// It does not fit into memory.

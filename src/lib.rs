@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 10 | [`cli`] | commands, words for people |
 //! | 8 | [`chat`] | messages, text, deltas |
-//! | 7 | [`hub`] | downloads |
+//! | 7 | [`host`], [`hub`] | loaded models; downloads |
 //! | 6 | [`engine`], [`store`] | token ids and sequences; model files on disk |
 //! | 5 | [`model`], [`text`] | configs and forward pass; strings |
 //! | 4 | [`nn`] | layers |
@@ -25,6 +25,7 @@ pub mod engine;
 pub mod env;
 pub mod error;
 pub mod formats;
+pub mod host;
 pub mod hub;
 pub mod kv;
 pub mod model;

@@ -10,8 +10,9 @@ use serde_json::json;
 
 use super::Printer;
 use super::args::EvalArgs;
-use super::load::{TextParts, context, locate};
+use super::load::{context, locate};
 use crate::error::{Error, Result};
+use crate::host::TextParts;
 use crate::kv::{BLOCK_TOKENS, KvCache};
 use crate::model::plan::CHUNK_TOKENS;
 use crate::model::{Batch, LoadOptions, LoadedModel, Sequence, Transformer, load};

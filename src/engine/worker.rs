@@ -6,7 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
 use super::request::{Event, FinishReason, Request, Usage};
@@ -17,6 +17,7 @@ use crate::kv::{BLOCK_TOKENS, BlockPool, KvCache};
 use crate::model::plan::{CHUNK_TOKENS, Plan};
 use crate::model::{Batch, Sequence, Transformer};
 use crate::ops::Context;
+use tokio::sync::mpsc::UnboundedSender;
 
 /// Requests that may wait for a worker.
 const QUEUE_LENGTH: usize = 200;
@@ -30,12 +31,14 @@ pub fn start(
     plan: &Plan,
     masked_ids: Arc<[u32]>,
 ) -> Engine {
-    let (queue, submissions) = mpsc::sync_channel(QUEUE_LENGTH);
+    let (queue, submissions) = mpsc::channel();
     let info = EngineInfo {
         vocab_size: transformer.config().vocab_size,
         max_context: plan.context,
         weight_bytes: plan.weight_bytes,
         kv_bytes: plan.kv_bytes,
+        max_num_seqs: 1,
+        max_queued: QUEUE_LENGTH,
     };
     let num_blocks = plan.context.div_ceil(BLOCK_TOKENS);
     let mut worker = Worker {
@@ -51,7 +54,7 @@ pub fn start(
         .name("engine".to_owned())
         .spawn(move || worker.serve(&submissions))
         .expect("the system refuses to start a thread");
-    Engine::from_queue(queue, info)
+    Engine::from_queue(queue, info, Arc::default())
 }
 
 /// The sequence whose keys and values are in the cache.
@@ -87,7 +90,10 @@ impl From<Error> for Stop {
 
 impl Worker {
     fn serve(&mut self, submissions: &Receiver<Submission>) {
-        for Submission { request, events } in submissions {
+        for Submission {
+            request, events, ..
+        } in submissions
+        {
             let outcome = catch_unwind(AssertUnwindSafe(|| self.answer(&request, &events)));
             let failure = match outcome {
                 Ok(Ok(()) | Err(Stop::Unheard)) => continue,
@@ -103,7 +109,7 @@ impl Worker {
         }
     }
 
-    fn answer(&mut self, request: &Request, events: &Sender<Event>) -> Result<(), Stop> {
+    fn answer(&mut self, request: &Request, events: &UnboundedSender<Event>) -> Result<(), Stop> {
         let sampler = Sampler::new(
             &request.sampling,
             self.transformer.config().vocab_size,

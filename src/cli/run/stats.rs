@@ -67,6 +67,7 @@ mod tests {
             prompt_tokens: 100,
             cached_tokens: 20,
             completion_tokens: 11,
+            queue_s: 0.0,
             prefill_s: 0.5,
             decode_s: 2.0,
         };
@@ -75,6 +76,7 @@ mod tests {
             max_context: 1,
             weight_bytes: 1 << 20,
             kv_bytes: 1 << 10,
+            ..EngineInfo::default()
         };
         let text = answered(&usage, &info);
         assert!(

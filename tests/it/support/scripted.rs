@@ -4,9 +4,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use oxydllm::chat::ChatModel;
 use oxydllm::engine::{Engine, EngineInfo, Event, FinishReason, Request, Submission, Usage};
 use oxydllm::error::Error;
+use oxydllm::host::Model;
 use oxydllm::text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
@@ -58,11 +58,12 @@ pub fn engine(
     max_context: usize,
     mut script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
 ) -> (Engine, Log) {
-    let (queue, submissions) = mpsc::sync_channel::<Submission>(8);
+    let (queue, submissions) = mpsc::channel::<Submission>();
     let log = Log::default();
     let seen = Arc::clone(&log);
     thread::spawn(move || {
-        for submission in submissions {
+        for mut submission in submissions {
+            submission.slot = None;
             let steps = script(&submission.request);
             let end = play(&submission, steps);
             let request = submission.request.clone();
@@ -75,8 +76,10 @@ pub fn engine(
         max_context,
         weight_bytes: 3 << 20,
         kv_bytes: 1 << 20,
+        max_num_seqs: 1,
+        max_queued: 8,
     };
-    (Engine::from_queue(queue, info), log)
+    (Engine::from_queue(queue, info, Arc::default()), log)
 }
 
 fn play(submission: &Submission, steps: Vec<Step>) -> End {
@@ -128,7 +131,7 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
 }
 
 /// A model around `engine` whose tokenizer maps bytes to ids; its prompts are `<role>content` lines.
-pub fn model(engine: Engine) -> ChatModel {
+pub fn model(engine: Engine) -> Model {
     model_with(
         engine,
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '\\n' }}{% endfor %}<assistant>",
@@ -136,14 +139,14 @@ pub fn model(engine: Engine) -> ChatModel {
 }
 
 /// The same with another template.
-pub fn model_with(engine: Engine, template: &str) -> ChatModel {
+pub fn model_with(engine: Engine, template: &str) -> Model {
     let template = ChatTemplate::new(template).unwrap();
-    ChatModel::new(engine, tokenizer(), Some(template), [0])
+    Model::new(engine, tokenizer(), Some(template), [0])
 }
 
 /// The same without a chat template.
-pub fn base_model(engine: Engine) -> ChatModel {
-    ChatModel::new(engine, tokenizer(), None, [0])
+pub fn base_model(engine: Engine) -> Model {
+    Model::new(engine, tokenizer(), None, [0])
 }
 
 /// The beginning-of-text token, which the tokenizer puts before plain texts.
