@@ -239,8 +239,11 @@ fn the_answer_is_limited_to_the_room_left() {
             granted
         );
     }
-    assert_eq!(start(100, None).unwrap_err().kind(), ErrorKind::ContextLength);
-    assert_eq!(start(60, Some(0)).unwrap_err().kind(), ErrorKind::ContextLength);
+    assert_eq!(
+        start(100, None).unwrap_err().kind(),
+        ErrorKind::ContextLength
+    );
+    assert_eq!(start(60, Some(0)).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
 #[test]
