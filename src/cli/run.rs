@@ -40,7 +40,8 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     execute_with(args, printer, |args| {
         let located = load::locate(&args.models_dir, &args.model, printer)?;
         let ctx = load::context(&args.threads)?;
-        host::load_model(&located.name(), &located.path, ctx, args.max_context_len()?)
+        let context = args.max_context_len()?;
+        Ok(host::load_model(&located.name(), &located.path, ctx, context)?.model)
     })
 }
 

@@ -7,6 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::request::{Event, FinishReason, Request, Usage};
@@ -22,6 +23,15 @@ use tokio::sync::mpsc::UnboundedSender;
 /// Requests that may wait for a worker.
 const QUEUE_LENGTH: usize = 200;
 
+/// A worker that runs.
+#[derive(Debug)]
+pub struct Running {
+    /// The handle that requests go to.
+    pub engine: Engine,
+    /// Its thread. It ends when the last clone of the handle is dropped; the model's memory is returned by then.
+    pub thread: JoinHandle<()>,
+}
+
 /// Starts the worker of a loaded model. It ends when the last clone of the handle is dropped.
 ///
 /// `masked_ids` are token ids that must never be chosen, such as padding rows of the head.
@@ -30,7 +40,7 @@ pub fn start(
     transformer: Transformer,
     plan: &Plan,
     masked_ids: Arc<[u32]>,
-) -> Engine {
+) -> Running {
     let (queue, submissions) = mpsc::channel();
     let info = EngineInfo {
         vocab_size: transformer.config().vocab_size,
@@ -50,11 +60,14 @@ pub fn start(
         transformer,
         masked_ids,
     };
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || worker.serve(&submissions))
         .expect("the system refuses to start a thread");
-    Engine::from_queue(queue, info, Arc::default())
+    Running {
+        engine: Engine::from_queue(queue, info, Arc::default()),
+        thread,
+    }
 }
 
 /// The sequence whose keys and values are in the cache.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Model;
+use super::{Loaded, Model};
 use crate::engine::worker;
 use crate::error::{Error, Result};
 use crate::formats::Weights;
@@ -23,7 +23,7 @@ pub fn load_model(
     path: &Path,
     ctx: Context,
     max_context: Option<usize>,
-) -> Result<Model> {
+) -> Result<Loaded> {
     let LoadedModel {
         transformer,
         weights,
@@ -38,13 +38,17 @@ pub fn load_model(
     let masked: Vec<u32> = (0..vocab_size)
         .filter(|&id| !text.tokenizer.has_text(id))
         .collect();
-    let engine = worker::start(ctx, transformer, &plan, masked.into());
-    Ok(Model::new(
-        engine,
+    let running = worker::start(ctx, transformer, &plan, masked.into());
+    let model = Model::new(
+        running.engine,
         Arc::new(text.tokenizer),
         text.template,
         text.end_tokens,
-    ))
+    );
+    Ok(Loaded {
+        model,
+        ended: running.thread,
+    })
 }
 
 /// The text side of a checkpoint.

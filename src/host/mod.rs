@@ -1,7 +1,14 @@
-//! Loaded models: engine, tokenizer, template and end tokens of a checkpoint put together.
+//! Loaded models: a checkpoint becomes a [`Model`] (engine, tokenizer, template, end tokens); a [`Host`] keeps many of them
+//! within the memory there is.
 
 mod load;
+mod loader;
 mod model;
+mod models;
+mod settings;
 
 pub use load::{TextParts, load_model};
+pub use loader::{Loaded, Loader, Observer};
 pub use model::Model;
+pub use models::{Host, Lease, ModelEntry, ModelState, RunningModel};
+pub use settings::{HostSettings, KeepAlive, LoadSettings};
