@@ -102,6 +102,14 @@ impl Host {
         })
     }
 
+    /// The canonical id of the one model that `name` means. Looks at the disk, never loads.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such model, `Invalid` when the name fits several or is none.
+    pub fn resolve(&self, name: &str) -> Result<String> {
+        Ok(store::resolve_exact(&self.settings.models_dir, name)?.id)
+    }
+
     /// The model that `name` means, loaded on demand. All who wait for a model share one load.
     ///
     /// # Errors
