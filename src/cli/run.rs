@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use super::args::RunArgs;
 use super::{Printer, load};
 use crate::error::Result;
-use crate::host::{self, Model};
+use crate::host::{self, LoadSettings, Model};
 use answer::{Outcome, Session};
 use interrupt::Interrupts;
 
@@ -40,8 +40,12 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     execute_with(args, printer, |args| {
         let located = load::locate(&args.models_dir, &args.model, printer)?;
         let ctx = load::context(&args.threads)?;
-        let context = args.max_context_len()?;
-        Ok(host::load_model(&located.name(), &located.path, ctx, context)?.model)
+        let settings = LoadSettings {
+            max_context_len: args.max_context_len()?,
+            max_num_seqs: Some(1),
+            max_queued: 1,
+        };
+        Ok(host::load_model(&located.name(), &located.path, ctx, &settings)?.model)
     })
 }
 

@@ -1,14 +1,32 @@
 //! Loaded models: a checkpoint becomes a [`Model`] (engine, tokenizer, template, end tokens); a [`Host`] keeps many of them
 //! within the memory there is.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `load.rs` | checkpoint → [`Model`] with a running worker, and what that will take |
+//! | `loader.rs` | [`Loader`]: the seam between the two halves |
+//! | `slots.rs` | who is in memory, who may come in, who leaves: numbers only |
+//! | `models.rs`, `loading.rs` | [`Host`]: carries it out, with threads and timers |
+//! | `lease.rs` | [`Lease`]: the right to use a model |
+//! | `catalog.rs` | the models on disk and the registry file |
+//!
+//! A model that has a lease is never unloaded, whatever its keep-alive says and whoever needs its memory.
 
+mod catalog;
+mod lease;
 mod load;
 mod loader;
+mod loading;
 mod model;
 mod models;
 mod settings;
+mod slots;
+mod view;
 
-pub use load::{TextParts, load_model};
+pub use lease::Lease;
+pub use load::{ModelLoader, TextParts, load_model};
 pub use loader::{Loaded, Loader, Observer};
 pub use model::Model;
-pub use models::{Host, Lease, ModelEntry, ModelState, RunningModel};
+pub use models::Host;
 pub use settings::{HostSettings, KeepAlive, LoadSettings};
+pub use view::{ModelEntry, ModelState, RunningModel};
