@@ -11,6 +11,7 @@ mod cli_pull;
 mod cli_questions;
 mod fuzz;
 mod fuzz_bodies;
+mod host;
 mod layering;
 mod models;
 mod run_once;
