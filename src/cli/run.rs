@@ -18,6 +18,7 @@ use super::args::RunArgs;
 use super::{Printer, load};
 use crate::error::Result;
 use crate::host::{self, Model};
+use crate::model::plan::Wish;
 use answer::{Outcome, Session};
 use interrupt::Interrupts;
 
@@ -40,7 +41,11 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     execute_with(args, printer, |args| {
         let located = load::locate(&args.models_dir, &args.model, printer)?;
         let ctx = load::context(&args.threads)?;
-        host::load_model(&located.name(), &located.path, ctx, args.max_context_len()?)
+        let wish = Wish {
+            context: args.max_context_len()?,
+            max_num_seqs: Some(1),
+        };
+        host::load_model(&located.name(), &located.path, ctx, wish)
     })
 }
 

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::Model;
-use crate::engine::worker;
+use crate::engine::worker::{self, WorkerSettings};
 use crate::error::{Error, Result};
 use crate::formats::Weights;
-use crate::model::plan::{self, available_memory};
+use crate::model::plan::{self, Wish, available_memory};
 use crate::model::{LoadOptions, LoadedModel, ModelConfig, load};
 use crate::ops::Context;
 use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
@@ -18,12 +18,7 @@ use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
 ///
 /// # Errors
 /// Those of loading; `OutOfMemory` when weights and context do not fit.
-pub fn load_model(
-    name: &str,
-    path: &Path,
-    ctx: Context,
-    max_context: Option<usize>,
-) -> Result<Model> {
+pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Model> {
     let LoadedModel {
         transformer,
         weights,
@@ -33,14 +28,18 @@ pub fn load_model(
     let weight_bytes = transformer.weight_bytes();
     // The weights are resident already: what is available is what is left beside them.
     let available = available_memory().saturating_add(weight_bytes);
-    let plan = plan::plan(transformer.config(), weight_bytes, max_context, available)?;
+    let plan = plan::plan(transformer.config(), weight_bytes, wish, available)?;
     let vocab_size = transformer.config().vocab_size as u32;
     let masked: Vec<u32> = (0..vocab_size)
         .filter(|&id| !text.tokenizer.has_text(id))
         .collect();
-    let engine = worker::start(ctx, transformer, &plan, masked.into());
+    let settings = WorkerSettings {
+        masked_ids: masked.into(),
+        ..WorkerSettings::default()
+    };
+    let running = worker::start(ctx, transformer, &plan, settings);
     Ok(Model::new(
-        engine,
+        running.engine,
         Arc::new(text.tokenizer),
         text.template,
         text.end_tokens,
