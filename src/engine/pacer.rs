@@ -41,7 +41,7 @@ impl Pacer {
         };
         Budget {
             tokens: self.most,
-            beside_decodes: beside_decodes.clamp(LEAST, self.most),
+            beside_decodes: beside_decodes.clamp(LEAST.min(self.most), self.most),
         }
     }
 

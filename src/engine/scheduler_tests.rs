@@ -75,10 +75,10 @@ impl Machine {
         let mut written = HashMap::new();
         for part in &step.parts {
             let hashes = prefix_hashes(self.scheduler.tokens(part.id));
-            for position in part.first..part.first + part.count {
+            for (position, hash) in hashes.iter().enumerate().skip(part.first).take(part.count) {
                 let slot = self.slot(part.id, position);
                 assert_eq!(written.insert(slot, part.id), None, "two write slot {slot}");
-                self.memory.insert(slot, hashes[position]);
+                self.memory.insert(slot, *hash);
             }
             self.computed_tokens += part.count;
         }

@@ -295,7 +295,8 @@ impl Worker {
             .map(|part| part.id)
             .collect();
         let cols = logits.cols();
-        let rows: Vec<Mutex<(&mut [f32], Option<Result<Sampled>>)>> = logits
+        // A task locks its own row only; the locks are there so that tasks may share the list.
+        let rows: Vec<_> = logits
             .as_mut_slice()
             .chunks_mut(cols.max(1))
             .map(|row| Mutex::new((row, None)))
