@@ -43,7 +43,49 @@ pub struct Pool {
     shared: Arc<Shared>,
     /// Held by the caller of `run`: one job at a time.
     turn: Mutex<()>,
+    /// Whose step it is.
+    steps: Turns,
     workers: Vec<JoinHandle<()>>,
+}
+
+/// A lock that is handed on in the order of asking: with a plain one, who gives it back tends to get it again.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Next ticket to give out, ticket that is served.
+    tickets: Mutex<(u64, u64)>,
+    next: Condvar,
+}
+
+/// Somebody's turn; the next one's begins when it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn wait(&self) -> Turn<'_> {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = tickets.0;
+        tickets.0 += 1;
+        while tickets.1 != own {
+            tickets = self
+                .next
+                .wait(tickets)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut tickets = self
+            .0
+            .tickets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        tickets.1 += 1;
+        drop(tickets);
+        self.0.next.notify_all();
+    }
 }
 
 thread_local! {
@@ -85,6 +127,7 @@ impl Pool {
         Self {
             shared,
             turn: Mutex::new(()),
+            steps: Turns::default(),
             workers,
         }
     }
@@ -92,6 +135,13 @@ impl Pool {
     /// Threads that take part in a job, the caller included.
     pub fn num_threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Waits until no other holder of this guard computes. Models that share the pool take it for a step each, so that
+    /// their operations do not alternate and throw each other's data out of the caches. First come, first served.
+    /// [`Pool::run`] does not need it.
+    pub fn exclusive(&self) -> Turn<'_> {
+        self.steps.wait()
     }
 
     /// Calls `task(i)` once for every `i` in `0..num_tasks`, on all threads, and returns when every call has returned.

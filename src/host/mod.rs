@@ -3,8 +3,8 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `load.rs` | checkpoint → [`Model`] with a running worker, and what that will take |
-//! | `loader.rs` | [`Loader`]: the seam between the two halves |
+//! | `load.rs` | checkpoint → [`Model`] with a running worker |
+//! | `loader.rs`, `model_loader.rs` | [`Loader`]: the seam between the two halves; the one for real checkpoints |
 //! | `slots.rs` | who is in memory, who may come in, who leaves: numbers only |
 //! | `models.rs`, `loading.rs` | [`Host`]: carries it out, with threads and timers |
 //! | `lease.rs` | [`Lease`]: the right to use a model |
@@ -18,15 +18,17 @@ mod load;
 mod loader;
 mod loading;
 mod model;
+mod model_loader;
 mod models;
 mod settings;
 mod slots;
 mod view;
 
 pub use lease::Lease;
-pub use load::{ModelLoader, TextParts, load_model};
+pub use load::{TextParts, load_model};
 pub use loader::{Loaded, Loader, Observer};
 pub use model::Model;
+pub use model_loader::ModelLoader;
 pub use models::Host;
 pub use settings::{HostSettings, KeepAlive, LoadSettings};
 pub use view::{ModelEntry, ModelState, RunningModel};
