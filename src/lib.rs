@@ -5,6 +5,7 @@
 //! | row | modules | speaks of |
 //! |---|---|---|
 //! | 10 | [`cli`] | commands, words for people |
+//! | 9 | [`server`] | HTTP |
 //! | 8 | [`chat`] | messages, text, deltas |
 //! | 7 | [`host`], [`hub`] | loaded models; downloads |
 //! | 6 | [`engine`], [`store`] | token ids and sequences; model files on disk |
@@ -35,6 +36,7 @@ pub mod net;
 pub mod nn;
 pub mod ops;
 pub mod quant;
+pub mod server;
 pub mod store;
 pub mod telemetry;
 pub mod text;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Loaded, Model};
+use super::{Loaded, Model, SamplingDefaults};
 use crate::engine::worker::{self, WorkerSettings};
 use crate::error::{Error, Result};
 use crate::formats::Weights;
@@ -53,7 +53,8 @@ pub(super) fn load_within(
         Arc::new(text.tokenizer),
         text.template,
         text.end_tokens,
-    );
+    )
+    .with_sampling_defaults(text.sampling);
     Ok(Loaded {
         model,
         ended: running.thread,
@@ -84,6 +85,8 @@ pub struct TextParts {
     pub template: Option<ChatTemplate>,
     /// Ids that end an answer.
     pub end_tokens: Vec<u32>,
+    /// How the model wants to be sampled.
+    pub sampling: SamplingDefaults,
 }
 
 impl TextParts {
@@ -92,23 +95,26 @@ impl TextParts {
     /// # Errors
     /// `NotFound`, `Invalid` or `Unsupported`, as the text layer says.
     pub fn read(weights: &Weights, path: &Path, config: &ModelConfig) -> Result<Self> {
-        let (tokenizer, sources, configs) = match weights {
+        let (tokenizer, sources, configs, sampling) = match weights {
             Weights::Gguf(file) => {
                 let metadata = file.metadata();
                 (
                     Tokenizer::from_metadata(metadata)?,
                     TemplateSources::from_metadata(metadata)?,
                     Vec::new(),
+                    SamplingDefaults::from_metadata(metadata)?,
                 )
             }
             Weights::Safetensors(_) => {
                 let configs = ["config.json", "generation_config.json"]
                     .map(|name| read_json(&path.join(name)));
                 let configs = configs.into_iter().collect::<Result<Vec<Value>>>()?;
+                let sampling = SamplingDefaults::from_generation_config(&configs[1]);
                 (
                     Tokenizer::from_folder(path)?,
                     TemplateSources::from_folder(path)?,
                     configs,
+                    sampling,
                 )
             }
         };
@@ -127,6 +133,7 @@ impl TextParts {
             template: sources.compile()?,
             end_tokens: ends.ids().to_vec(),
             tokenizer,
+            sampling,
         })
     }
 }

@@ -8,6 +8,7 @@
 //! | `slots.rs` | who is in memory, who may come in, who leaves: numbers only |
 //! | `models.rs`, `loading.rs` | [`Host`]: carries it out, with threads and timers |
 //! | `lease.rs` | [`Lease`]: the right to use a model |
+//! | `sampling.rs` | how a model wants to be sampled |
 //! | `catalog.rs` | the models on disk and the registry file |
 //!
 //! A model that has a lease is never unloaded, whatever its keep-alive says and whoever needs its memory.
@@ -20,6 +21,7 @@ mod loading;
 mod model;
 mod model_loader;
 mod models;
+mod sampling;
 mod settings;
 mod slots;
 mod view;
@@ -30,5 +32,6 @@ pub use loader::{Loaded, Loader, Observer};
 pub use model::Model;
 pub use model_loader::ModelLoader;
 pub use models::Host;
+pub use sampling::SamplingDefaults;
 pub use settings::{HostSettings, KeepAlive, LoadSettings};
 pub use view::{ModelEntry, ModelState, RunningModel};

@@ -73,6 +73,19 @@ impl Host {
         })
     }
 
+    /// The canonical id of the one model that `name` means. Looks at the disk at most, never loads.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such model, `Invalid` when the name fits several, is none, or means a model that is
+    /// incomplete.
+    pub fn resolve(&self, name: &str) -> Result<String> {
+        store::check_requested(name)?;
+        if self.lock().slots.find(name).is_some() {
+            return Ok(name.to_owned());
+        }
+        Ok(self.catalog.resolve(name)?.id)
+    }
+
     /// The model that `name` means, loaded on demand. All who wait for a model share one load; when the last of them gives
     /// up, a load that waits for memory is given up too, and one that has begun goes on.
     ///
