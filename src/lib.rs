@@ -14,11 +14,12 @@
 //! | 3 | [`kv`] | blocks and pages |
 //! | 2 | [`ops`], [`formats`] | tensors and kernels; containers of weights |
 //! | 1 | [`quant`] | what packed bytes mean |
-//! | 0 | [`error`], [`mod@env`], [`units`], [`net`], [`device`], [`threads`], [`telemetry`] | nothing of models |
+//! | 0 | [`error`], [`mod@env`], [`units`], [`net`], [`device`], [`cgroup`], [`memory`], [`threads`], [`telemetry`] | nothing of models |
 //!
 //! Two seams carry the design: `engine` sees tokens, never text; `chat` sees text, never tensors.
 //! Reading order: `docs/architecture.md`, [`engine::request`], [`model`], [`ops`].
 
+pub mod cgroup;
 pub mod chat;
 pub mod cli;
 pub mod device;
@@ -29,6 +30,7 @@ pub mod formats;
 pub mod host;
 pub mod hub;
 pub mod kv;
+pub mod memory;
 pub mod model;
 pub mod net;
 pub mod nn;

@@ -18,6 +18,7 @@ use super::args::RunArgs;
 use super::{Printer, load};
 use crate::error::Result;
 use crate::host::{self, Model};
+use crate::model::plan::Wish;
 use answer::{Outcome, Session};
 use interrupt::Interrupts;
 
@@ -40,8 +41,11 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     execute_with(args, printer, |args| {
         let located = load::locate(&args.models_dir, &args.model, printer)?;
         let ctx = load::context(&args.threads)?;
-        let context = args.max_context_len()?;
-        Ok(host::load_model(&located.name(), &located.path, ctx, context)?.model)
+        let wish = Wish {
+            context: args.max_context_len()?,
+            max_num_seqs: Some(1),
+        };
+        Ok(host::load_model(&located.name(), &located.path, ctx, wish)?.model)
     })
 }
 

@@ -3,9 +3,13 @@
 //! Read `request.rs` first (what goes in and comes out), then `scheduler.rs` (who computes what in a step; integers only)
 //! and `worker.rs` (the loop).
 
+mod active;
 mod handle;
+mod pacer;
 pub mod request;
 pub mod sampler;
+pub mod scheduler;
+mod sequence;
 mod stats;
 pub mod worker;
 

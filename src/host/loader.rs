@@ -15,6 +15,12 @@ pub trait Loader: Send + Sync {
     /// Those of reading; `OutOfMemory` when it can never fit.
     fn plan(&self, model: &LocalModel) -> Result<u64>;
 
+    /// Bytes that all models together can take on this machine, those that are loaded included; `None` when that is not
+    /// known. The memory budget bounds them besides.
+    fn capacity(&self) -> Option<u64> {
+        None
+    }
+
     /// Loads `model` and starts its worker. Blocks; called on a thread of its own. A panic counts as a failed load.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 
 pub mod api;
 pub mod http;
+pub mod loader;
 pub mod program;
 pub mod scripted;
 pub mod terminal;
