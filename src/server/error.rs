@@ -96,6 +96,15 @@ impl ApiError {
         }
     }
 
+    /// The body is compressed.
+    pub fn content_encoding(found: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            INVALID_REQUEST,
+            format!("the request body is encoded as `{found}`, expected it as it is"),
+        )
+    }
+
     /// The body is larger than `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
         let limit = format_size(limit as u64);
