@@ -49,7 +49,10 @@ pub(super) fn execute(
     check(&model, &ctx, &reference, |finding| tally.add(&finding))?;
     for threads in THREADS {
         let ctx = Context::cpu(Arc::new(Pool::new(threads)), ctx.level());
-        let condition = format!("with {threads} threads");
+        let condition = match threads {
+            1 => "with 1 thread".to_owned(),
+            _ => format!("with {threads} threads"),
+        };
         tally.add(&reference.repeat(&model, &ctx, condition)?)?;
     }
     drop(model);
