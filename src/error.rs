@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What went wrong, as far as a program needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -32,14 +33,15 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// An error with its kind, its message, what caused it and what to do about it.
-#[derive(Debug, thiserror::Error)]
+/// An error with its kind, its message, what caused it and what to do about it. Clones share the cause: everybody who
+/// waits for the same work gets the same error.
+#[derive(Debug, Clone, thiserror::Error)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
     hint: Option<String>,
     #[source]
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// The result of everything in this crate that can fail.
@@ -103,7 +105,7 @@ impl Error {
             kind,
             message: format!("cannot {attempt} `{}`", path.display()),
             hint: None,
-            source: Some(Box::new(source)),
+            source: Some(Arc::new(source)),
         }
     }
 
@@ -117,7 +119,7 @@ impl Error {
     /// Adds the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Box::new(source));
+        self.source = Some(Arc::new(source));
         self
     }
 
@@ -172,5 +174,16 @@ mod tests {
         );
         assert_eq!(error.hint(), Some("buy a new disk"));
         assert_eq!(error.kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn a_clone_says_all_that_the_error_said() {
+        let io = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = Error::io("read", Path::new("/x"), io).with_hint("look elsewhere");
+        let clone = error.clone();
+        assert_eq!(
+            (clone.chain(), clone.kind(), clone.hint()),
+            (error.chain(), ErrorKind::NotFound, Some("look elsewhere"))
+        );
     }
 }

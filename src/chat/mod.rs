@@ -11,4 +11,6 @@ mod turn;
 pub use conversation::{Conversation, Fitted, Room};
 pub use request::{ChatRequest, Generation, Message, Role};
 pub use scored::ScoredToken;
-pub use turn::{Answer, Delta, Deltas, complete, prompt, start, start_choices, turn};
+pub use turn::{
+    Answer, Delta, Deltas, PartialAnswer, complete, prompt, start, start_choices, turn,
+};

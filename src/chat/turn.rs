@@ -162,6 +162,10 @@ impl Deltas {
 
     fn take(&mut self, event: Event) {
         match event {
+            Event::Started {
+                cached_tokens,
+                queue_s,
+            } => self.counted.started(cached_tokens, queue_s),
             Event::Token { id, logprobs } => {
                 self.counted.token();
                 if let Some(logprobs) = logprobs
@@ -244,6 +248,8 @@ async fn receive(events: &mut Events, cancel: &Cancel) -> Result<Event> {
 /// Counts kept here, for answers that end without the engine saying so.
 struct Counted {
     prompt_tokens: usize,
+    cached_tokens: usize,
+    queue_s: f64,
     completion_tokens: usize,
     begin: Instant,
     first: Option<Instant>,
@@ -254,11 +260,18 @@ impl Counted {
     fn new(prompt_tokens: usize) -> Self {
         Self {
             prompt_tokens,
+            cached_tokens: 0,
+            queue_s: 0.0,
             completion_tokens: 0,
             begin: Instant::now(),
             first: None,
             last: None,
         }
+    }
+
+    fn started(&mut self, cached_tokens: usize, queue_s: f64) {
+        self.cached_tokens = cached_tokens;
+        self.queue_s = queue_s;
     }
 
     fn token(&mut self) {
@@ -274,10 +287,10 @@ impl Counted {
         };
         Usage {
             prompt_tokens: self.prompt_tokens,
-            cached_tokens: 0,
+            cached_tokens: self.cached_tokens,
             completion_tokens: self.completion_tokens,
-            prefill_s: between(self.begin, self.first),
-            queue_s: 0.0,
+            prefill_s: (between(self.begin, self.first) - self.queue_s).max(0.0),
+            queue_s: self.queue_s,
             decode_s: self.first.map_or(0.0, |first| between(first, self.last)),
         }
     }
@@ -302,26 +315,41 @@ impl Answer {
     /// # Errors
     /// The error that the answer ended with.
     pub fn collect(deltas: impl Iterator<Item = Result<Delta>>) -> Result<Self> {
-        let (mut content, mut tokens) = (String::new(), Vec::new());
+        let mut partial = PartialAnswer::default();
         for delta in deltas {
-            match delta? {
-                Delta::Content {
-                    text,
-                    tokens: scored,
-                } => {
-                    content.push_str(&text);
-                    tokens.extend(scored);
-                }
-                Delta::Finish { reason, usage } => {
-                    return Ok(Self {
-                        content,
-                        tokens,
-                        reason,
-                        usage,
-                    });
-                }
+            if let Some(answer) = partial.push(delta?) {
+                return Ok(answer);
             }
         }
         Err(Error::internal("an answer ended without saying why"))
+    }
+}
+
+/// An answer as far as its deltas have come.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PartialAnswer {
+    content: String,
+    tokens: Vec<ScoredToken>,
+}
+
+impl PartialAnswer {
+    /// Adds the next delta; the last one gives the answer, and nothing may follow.
+    pub fn push(&mut self, delta: Delta) -> Option<Answer> {
+        match delta {
+            Delta::Content { text, tokens } => {
+                self.content.push_str(&text);
+                self.tokens.extend(tokens);
+                None
+            }
+            Delta::Finish { reason, usage } => {
+                let Self { content, tokens } = std::mem::take(self);
+                Some(Answer {
+                    content,
+                    tokens,
+                    reason,
+                    usage,
+                })
+            }
+        }
     }
 }

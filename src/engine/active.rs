@@ -73,6 +73,11 @@ impl Active {
             self.admitted = Some(now);
             self.usage.queue_s = now.duration_since(self.submitted).as_secs_f64();
             self.usage.cached_tokens = cached_tokens;
+            // Whoever does not listen is found at the next step.
+            drop(self.events.send(Event::Started {
+                cached_tokens,
+                queue_s: self.usage.queue_s,
+            }));
         }
         self.slot = None;
     }

@@ -128,6 +128,14 @@ pub struct Usage {
 /// What the engine reports about a sequence, in order.
 #[derive(Debug)]
 pub enum Event {
+    /// The sequence was admitted; at most once, before its first token. Who stops listening early knows these numbers only
+    /// from here.
+    Started {
+        /// How many prompt tokens came from the prefix cache.
+        cached_tokens: usize,
+        /// Seconds from submission to admission.
+        queue_s: f64,
+    },
     /// One generated token.
     Token {
         /// Its id.

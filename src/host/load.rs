@@ -5,45 +5,76 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Model;
+use super::{Loaded, Model, SamplingDefaults};
 use crate::engine::worker::{self, WorkerSettings};
 use crate::error::{Error, Result};
 use crate::formats::Weights;
-use crate::model::plan::{self, Wish, available_memory};
+use crate::memory;
+use crate::model::plan::{self, Plan, Wish};
 use crate::model::{LoadOptions, LoadedModel, ModelConfig, load};
 use crate::ops::Context;
 use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
 
-/// Loads the checkpoint at `path`, which messages call `name`: engine, tokenizer, template, end tokens.
+/// Loads the checkpoint at `path`, which messages call `name`: engine, tokenizer, template, end tokens. It may take all the
+/// memory there is.
 ///
 /// # Errors
 /// Those of loading; `OutOfMemory` when weights and context do not fit.
-pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Model> {
+pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Loaded> {
+    let settings = WorkerSettings::default();
+    load_within(name, path, ctx, (wish, settings), |_| memory::capacity())
+}
+
+/// The same for a model that is one of several; `available` says from the bytes of the weights how much memory there is for the model.
+pub(super) fn load_within(
+    name: &str,
+    path: &Path,
+    ctx: Context,
+    (wish, mut settings): (Wish, WorkerSettings),
+    available: impl FnOnce(usize) -> Option<u64>,
+) -> Result<Loaded> {
+    let cannot_load = |error: Error| error.context(format!("cannot load `{name}`"));
     let LoadedModel {
         transformer,
         weights,
-    } = load(&ctx, path, LoadOptions::default())
-        .map_err(|e| e.context(format!("cannot load `{name}`")))?;
-    let text = TextParts::read(&weights, path, transformer.config())?;
+    } = load(&ctx, path, LoadOptions::default()).map_err(cannot_load)?;
+    let text = TextParts::read(&weights, path, transformer.config()).map_err(cannot_load)?;
     let weight_bytes = transformer.weight_bytes();
-    // The weights are resident already: what is available is what is left beside them.
-    let available = available_memory().saturating_add(weight_bytes);
-    let plan = plan::plan(transformer.config(), weight_bytes, wish, available)?;
+    let available = available(weight_bytes);
+    let plan =
+        plan_memory(transformer.config(), weight_bytes, wish, available).map_err(cannot_load)?;
     let vocab_size = transformer.config().vocab_size as u32;
-    let masked: Vec<u32> = (0..vocab_size)
+    settings.masked_ids = (0..vocab_size)
         .filter(|&id| !text.tokenizer.has_text(id))
         .collect();
-    let settings = WorkerSettings {
-        masked_ids: masked.into(),
-        ..WorkerSettings::default()
-    };
     let running = worker::start(ctx, transformer, &plan, settings);
-    Ok(Model::new(
+    let model = Model::new(
         running.engine,
         Arc::new(text.tokenizer),
         text.template,
         text.end_tokens,
-    ))
+    )
+    .with_sampling_defaults(text.sampling);
+    Ok(Loaded {
+        model,
+        ended: running.thread,
+    })
+}
+
+/// The one place where memory is planned: for loading and for the question what loading will take.
+pub(super) fn plan_memory(
+    config: &ModelConfig,
+    weight_bytes: usize,
+    wish: Wish,
+    available: Option<u64>,
+) -> Result<Plan> {
+    let available = available.and_then(|bytes| usize::try_from(bytes).ok());
+    plan::plan(
+        config,
+        weight_bytes,
+        wish,
+        available.unwrap_or(usize::MAX / 2),
+    )
 }
 
 /// The text side of a checkpoint.
@@ -54,6 +85,8 @@ pub struct TextParts {
     pub template: Option<ChatTemplate>,
     /// Ids that end an answer.
     pub end_tokens: Vec<u32>,
+    /// How the model wants to be sampled.
+    pub sampling: SamplingDefaults,
 }
 
 impl TextParts {
@@ -62,23 +95,26 @@ impl TextParts {
     /// # Errors
     /// `NotFound`, `Invalid` or `Unsupported`, as the text layer says.
     pub fn read(weights: &Weights, path: &Path, config: &ModelConfig) -> Result<Self> {
-        let (tokenizer, sources, configs) = match weights {
+        let (tokenizer, sources, configs, sampling) = match weights {
             Weights::Gguf(file) => {
                 let metadata = file.metadata();
                 (
                     Tokenizer::from_metadata(metadata)?,
                     TemplateSources::from_metadata(metadata)?,
                     Vec::new(),
+                    SamplingDefaults::from_metadata(metadata)?,
                 )
             }
             Weights::Safetensors(_) => {
                 let configs = ["config.json", "generation_config.json"]
                     .map(|name| read_json(&path.join(name)));
                 let configs = configs.into_iter().collect::<Result<Vec<Value>>>()?;
+                let sampling = SamplingDefaults::from_generation_config(&configs[1]);
                 (
                     Tokenizer::from_folder(path)?,
                     TemplateSources::from_folder(path)?,
                     configs,
+                    sampling,
                 )
             }
         };
@@ -97,6 +133,7 @@ impl TextParts {
             template: sources.compile()?,
             end_tokens: ends.ids().to_vec(),
             tokenizer,
+            sampling,
         })
     }
 }

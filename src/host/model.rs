@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
+use super::SamplingDefaults;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::text::{ChatTemplate, RenderInput, Specials, Tokenizer};
@@ -14,6 +15,7 @@ pub struct Model {
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     stop_tokens: Arc<[u32]>,
+    sampling_defaults: SamplingDefaults,
 }
 
 impl Model {
@@ -29,7 +31,20 @@ impl Model {
             tokenizer,
             template,
             stop_tokens: stop_tokens.into(),
+            sampling_defaults: SamplingDefaults::default(),
         }
+    }
+
+    /// The same with the sampling settings that the model's files give.
+    #[must_use]
+    pub fn with_sampling_defaults(mut self, defaults: SamplingDefaults) -> Self {
+        self.sampling_defaults = defaults;
+        self
+    }
+
+    /// How the model wants to be sampled where a request does not say it.
+    pub fn sampling_defaults(&self) -> &SamplingDefaults {
+        &self.sampling_defaults
     }
 
     /// The handle to the engine.

@@ -1,7 +1,5 @@
 //! Bytes before they are allocated: weights, KV, activations, and what the machine has.
 
-use std::path::Path;
-
 use super::ModelConfig;
 use crate::error::{Error, Result};
 use crate::kv::{BLOCK_TOKENS, KvCache};
@@ -100,9 +98,14 @@ pub fn plan(
         Some(wanted) => wanted.clamp(1, num_blocks),
         None => (num_blocks / BLOCKS_PER_SEQ).clamp(1, MOST_NUM_SEQS),
     };
+    // Each of them needs a row of logits, the first of which is counted above.
+    let kv_bytes = num_blocks * block_bytes;
+    let row_bytes = (config.vocab_size * size_of::<f32>()).max(1);
+    let rows = 1 + available.saturating_sub(base_bytes + kv_bytes) / row_bytes;
+    let max_num_seqs = max_num_seqs.min(rows);
     Ok(Plan {
         weight_bytes,
-        kv_bytes: num_blocks * block_bytes,
+        kv_bytes,
         activation_bytes: activation_bytes(config, CHUNK_TOKENS, max_num_seqs),
         context,
         num_blocks,
@@ -125,59 +128,4 @@ fn does_not_fit(
         "the model does not fit: weights {weights}, KV cache {kv} for {context} tokens, activations {activations}, available {memory}"
     ))
     .with_hint("choose a smaller --max-context-len or a smaller quantisation, or free memory")
-}
-
-/// Bytes that this process may still take: what the system has available, capped by the control group's limit.
-pub fn available_memory() -> usize {
-    let system = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| meminfo(&text, "MemAvailable:"));
-    let groups = [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ];
-    let limit = groups.iter().find_map(|path| limit_of(Path::new(path)));
-    let used = [
-        "/sys/fs/cgroup/memory.current",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ];
-    let used = used
-        .iter()
-        .find_map(|path| limit_of(Path::new(path)))
-        .unwrap_or(0);
-    let group = limit.map(|limit| limit.saturating_sub(used));
-    system
-        .into_iter()
-        .chain(group)
-        .min()
-        .unwrap_or(usize::MAX / 2)
-}
-
-fn limit_of(path: &Path) -> Option<usize> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-fn meminfo(text: &str, key: &str) -> Option<usize> {
-    let line = text.lines().find(|line| line.starts_with(key))?;
-    let kib: usize = line[key.len()..]
-        .trim()
-        .trim_end_matches("kB")
-        .trim()
-        .parse()
-        .ok()?;
-    kib.checked_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_information_is_read_in_kibibytes() {
-        assert_eq!(
-            meminfo("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable:"),
-            Some(12 * 1024)
-        );
-        assert_eq!(meminfo("MemTotal: 5 kB\n", "MemAvailable:"), None);
-    }
 }

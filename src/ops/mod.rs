@@ -57,6 +57,16 @@ impl Context {
         }
     }
 
+    /// A context on the same device and threads with buffers of its own: what one model's steps need is given back with
+    /// that model.
+    #[must_use]
+    pub fn sibling(&self) -> Self {
+        Self {
+            arena: Arena::default(),
+            ..self.clone()
+        }
+    }
+
     /// The instruction-set level.
     pub fn level(&self) -> CpuLevel {
         self.level

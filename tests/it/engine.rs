@@ -126,6 +126,7 @@ fn collect(mut events: Events) -> Result<(Answer, Usage)> {
     let mut tokens = Vec::new();
     loop {
         match events.blocking_recv().expect("an answer has an end") {
+            Event::Started { .. } => assert!(tokens.is_empty(), "it starts once, at the beginning"),
             Event::Token { id, logprobs } => tokens.push(bits(id, logprobs.unwrap())),
             Event::Done { reason, usage } => return Ok((Answer { tokens, reason }, usage)),
             Event::Failed(error) => return Err(error),

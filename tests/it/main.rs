@@ -13,6 +13,7 @@ mod contract;
 mod engine;
 mod fuzz;
 mod fuzz_bodies;
+mod host;
 mod layering;
 mod models;
 mod run_once;

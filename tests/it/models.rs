@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use oxydllm::formats::open;
 use oxydllm::kv::{BLOCK_TOKENS, KvCache};
-use oxydllm::model::{Batch, LoadOptions, Sequence, Transformer, load};
+use oxydllm::model::{Batch, LoadOptions, Sequence, Transformer, load, read_config, weigh};
 use oxydllm::nn::WeightPath;
 use oxydllm::ops::{Context, CpuLevel};
 use oxydllm::threads::Pool;
@@ -228,4 +229,23 @@ fn every_checkpoint_gives_the_references_logits_and_greedy_tokens() {
         }
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn the_headers_tell_what_the_weights_will_take() {
+    let ctx = context(1, CpuLevel::detect());
+    for folder in fixtures() {
+        let path = Expected::read(&folder).model;
+        for way in [WeightPath::Fast, WeightPath::Reference] {
+            let weights = open(&path).unwrap();
+            let config = read_config(&weights, &path).unwrap();
+            let model = load(&ctx, &path, LoadOptions { path: way }).unwrap();
+            assert_eq!(
+                weigh(&weights, &config, way),
+                model.transformer.weight_bytes(),
+                "{} {way:?}",
+                folder.display()
+            );
+        }
+    }
 }

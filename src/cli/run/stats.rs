@@ -1,8 +1,8 @@
 //! What `--verbose` says: where the time and the memory went.
 
 use super::Loaded;
-use crate::cli::memory::peak_memory;
 use crate::engine::{EngineInfo, Usage};
+use crate::memory;
 use crate::units;
 
 /// The line after loading.
@@ -22,7 +22,7 @@ pub(super) fn loaded(loaded: &Loaded) -> String {
 /// The lines after an answer.
 pub(super) fn answered(usage: &Usage, info: &EngineInfo) -> String {
     let computed = usage.prompt_tokens - usage.cached_tokens.min(usage.prompt_tokens);
-    let memory = match peak_memory() {
+    let memory = match memory::peak() {
         Some(bytes) => format!(", peak of the process {}", units::format_size(bytes)),
         None => String::new(),
     };
