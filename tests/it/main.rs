@@ -10,6 +10,7 @@ mod cli;
 mod cli_pull;
 mod cli_questions;
 mod cli_start;
+mod contract;
 mod engine;
 mod fuzz;
 mod fuzz_bodies;

@@ -95,6 +95,7 @@ pub fn engine_with_queue(
         max_context,
         weight_bytes: 3 << 20,
         kv_bytes: 1 << 20,
+        num_blocks: 64,
         max_num_seqs: 1,
         max_queued,
     };
