@@ -49,6 +49,8 @@ pub struct EngineInfo {
     pub weight_bytes: usize,
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
+    /// Blocks of the KV pool.
+    pub num_blocks: usize,
     /// Most sequences that compute at once.
     pub max_num_seqs: usize,
     /// Most requests that wait; one more is refused.

@@ -4,6 +4,7 @@
 //! and `worker.rs` (the loop).
 
 mod active;
+pub mod contract;
 mod handle;
 mod pacer;
 pub mod request;

@@ -111,6 +111,7 @@ pub fn start_with(
         max_context: plan.context,
         weight_bytes: plan.weight_bytes,
         kv_bytes: plan.kv_bytes,
+        num_blocks: plan.num_blocks,
         max_num_seqs: plan.max_num_seqs,
         max_queued: settings.max_queued,
     };

@@ -397,8 +397,8 @@ impl State {
 }
 
 fn shown(slot: &Slot, now: Instant) -> RunningModel {
-    let stats = match &slot.phase {
-        Phase::Ready { model, .. } => model.engine().stats(),
+    let (stats, kv_blocks) = match &slot.phase {
+        Phase::Ready { model, .. } => (model.engine().stats(), model.engine().info().num_blocks),
         _ => Default::default(),
     };
     let state = match slot.phase {
@@ -421,6 +421,9 @@ fn shown(slot: &Slot, now: Instant) -> RunningModel {
         weight_bytes: slot.facts.weight_bytes,
         kv_bytes: slot.facts.kv_bytes,
         total_bytes: slot.bytes,
+        kv_blocks,
+        kv_blocks_used: stats.used_blocks,
+        kv_blocks_cached: stats.cached_blocks,
         waiting: stats.waiting,
         running: stats.running,
     }

@@ -55,6 +55,12 @@ pub struct RunningModel {
     pub kv_bytes: u64,
     /// All bytes that count against the budget.
     pub total_bytes: u64,
+    /// Blocks of the KV cache; 0 while loading.
+    pub kv_blocks: usize,
+    /// Of these, blocks that sequences hold.
+    pub kv_blocks_used: usize,
+    /// Of these, blocks that nobody holds but that are kept for prompts that begin alike.
+    pub kv_blocks_cached: usize,
     /// Sequences that wait.
     pub waiting: usize,
     /// Sequences that compute.

@@ -19,6 +19,7 @@
 //! To add an op, see `docs/architecture.md`, "Adding an op".
 
 pub mod attention;
+mod buffer;
 pub mod cpu_level;
 pub mod elementwise;
 pub mod embed;

@@ -336,7 +336,31 @@ mod tests {
             ApiError::from(model(ErrorKind::Io)),
         ];
         let lines: Vec<String> = errors.iter().map(line).collect();
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        400 {"error":{"message":"`top_p` is odd","type":"invalid_request_error","param":"top_p","code":"invalid_value"}}
+        400 {"error":{"message":"the body is not JSON","type":"invalid_request_error","param":null,"code":null}}
+        400 {"error":{"message":"the request has no content type, expected `Content-Type: application/json`","type":"invalid_request_error","param":null,"code":null}}
+        415 {"error":{"message":"the content type is `text/plain`, expected `Content-Type: application/json`","type":"invalid_request_error","param":null,"code":null}}
+        413 {"error":{"message":"the request body is too large, at most 32.0 MB are allowed","type":"invalid_request_error","param":null,"code":null}}
+        404 {"error":{"message":"there is nothing at `GET /x`","type":"invalid_request_error","param":null,"code":"unknown_url"}}
+        405 {"error":{"message":"`/health` does not answer `PUT`","type":"invalid_request_error","param":null,"code":"method_not_allowed"}}
+        401 {"error":{"message":"missing or invalid API key: send `Authorization: Bearer <key>` or `X-API-Key: <key>`","type":"invalid_api_key","param":null,"code":"invalid_api_key"}}
+        403 {"error":{"message":"not here","type":"invalid_request_error","param":null,"code":"forbidden_host"}}
+        408 {"error":{"message":"the request took longer than the time limit of 1.5 s","type":"request_timeout","param":null,"code":"request_timeout"}}
+        503 {"error":{"message":"the server is shutting down","type":"server_error","param":null,"code":"server_shutting_down"}}
+        500 {"error":{"message":"the server failed while it worked on this request","type":"server_error","param":null,"code":null}}
+        404 {"error":{"message":"words such as not found (do this)","type":"invalid_request_error","param":"model","code":"model_not_found"}}
+        400 {"error":{"message":"words such as not found (do this)","type":"invalid_request_error","param":"model","code":null}}
+        500 {"error":{"message":"words such as not found (do this)","type":"server_error","param":null,"code":"model_load_failed"}}
+        400 {"error":{"message":"words such as not found (do this)","type":"invalid_request_error","param":"model","code":"model_not_supported"}}
+        507 {"error":{"message":"words such as not found (do this)","type":"server_error","param":null,"code":"insufficient_memory"}}
+        400 {"error":{"message":"words such as not found (do this)","type":"invalid_request_error","param":"messages","code":null}}
+        500 {"error":{"message":"words such as not found (do this)","type":"template_render_failed","param":null,"code":null}}
+        400 {"error":{"message":"words such as not found (do this)","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}
+        429 {"error":{"message":"words such as not found (do this)","type":"rate_limit_error","param":null,"code":"rate_limit_exceeded"}}
+        503 {"error":{"message":"words such as not found (do this)","type":"server_error","param":null,"code":null}}
+        500 {"error":{"message":"words such as not found (do this)","type":"server_error","param":null,"code":null}}
+        "#);
     }
 
     #[test]

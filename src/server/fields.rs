@@ -139,6 +139,11 @@ impl Fields {
             return Err(self.wrong_type(name, &format!("a number {range}"), &value));
         };
         let rounded = number as f32;
+        if rounded.is_infinite() && matches!(range, Range::Above(_)) {
+            let most = format!("at most {:e}", f32::MAX);
+            return Err(self.out_of_range(name, "decimal_above_max_value", most, &value));
+        }
+        // What is a little more than a bound may be rounded to it.
         match range
             .side(number)
             .or_else(|| range.side(f64::from(rounded)))
@@ -223,7 +228,7 @@ impl Fields {
     }
 }
 
-/// A field or value that this version has no answer to.
+/// A field that this version has no answer to.
 pub(super) fn unsupported(param: impl Into<String>, advice: &str) -> ApiError {
     let param = param.into();
     let mut message = format!("this version of oxydllm does not support `{param}`");
@@ -231,6 +236,16 @@ pub(super) fn unsupported(param: impl Into<String>, advice: &str) -> ApiError {
         message.push_str(&format!(": {advice}"));
     }
     ApiError::field(param, "unsupported_parameter", message)
+}
+
+/// A value that this version has no answer to, of a field that it knows.
+pub(super) fn unsupported_value(param: impl Into<String>, value: &str, advice: &str) -> ApiError {
+    let param = param.into();
+    let message = format!(
+        "`{param}` is `{}`, which this version of oxydllm does not support: {advice}",
+        clipped(value)
+    );
+    ApiError::field(param, "unsupported_value", message)
 }
 
 /// The numbers that a field may have; always finite ones.
@@ -252,7 +267,7 @@ impl Range {
     fn side(self, number: f64) -> Option<Side> {
         let (is_below, is_above) = match self {
             Self::Between(least, most) => (number < least, number > most),
-            Self::Above(bound) => (number <= bound, number.is_infinite()),
+            Self::Above(bound) => (number <= bound, false),
         };
         match (is_below, is_above) {
             (true, _) => Some(Side::Below),
@@ -418,7 +433,7 @@ mod tests {
         for (value, shown) in [
             (json!(-1e-9), "-1e-9"),
             (json!(1.000_000_001), "1.000000001"),
-            (json!(1e300), "1e300"),
+            (json!(1e300), "1e+300"),
             (json!(u64::MAX), "18446744073709551615"),
         ] {
             let message = format!("`top_p` must be between 0 and 1, got {shown}");
@@ -426,10 +441,15 @@ mod tests {
         }
         let positive = Range::Above(0.0);
         assert_eq!(read(json!(0.01), positive), Ok(Some(0.01)));
-        for value in [json!(0), json!(-1), json!(1e-60), json!(1e39)] {
+        for value in [json!(0), json!(-1), json!(1e-60)] {
             let message = read(value, positive).unwrap_err();
             assert!(message.starts_with("`top_p` must be more than 0, got "));
         }
+        let message = read(json!(1e39), positive).unwrap_err();
+        assert!(
+            message.starts_with("`top_p` must be at most 3.4028"),
+            "{message}"
+        );
         assert_eq!(
             read(json!("0.5"), share).unwrap_err(),
             "`top_p` must be a number between 0 and 1, got \"0.5\""

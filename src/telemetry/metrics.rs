@@ -325,7 +325,30 @@ mod tests {
 
     #[test]
     fn every_family_is_there_before_the_first_request() {
-        insta::assert_snapshot!(Metrics::new().render(&[]), @"");
+        insta::assert_snapshot!(Metrics::new().render(&[]), @r#"
+        # HELP oxydllm_ttft_milliseconds Time-to-first-token in milliseconds.
+        # TYPE oxydllm_ttft_milliseconds histogram
+        # HELP oxydllm_tokens_per_second Decode speed in tokens per second, from the first token to the last.
+        # TYPE oxydllm_tokens_per_second histogram
+        # HELP oxydllm_requests_total Total completed chat completion requests.
+        # TYPE oxydllm_requests_total counter
+        # HELP oxydllm_queue_depth Current number of sequences in the inference engine.
+        # TYPE oxydllm_queue_depth gauge
+        oxydllm_queue_depth 0
+        # HELP oxydllm_prefix_cache_requests_total Total prefix cache look-ups.
+        # TYPE oxydllm_prefix_cache_requests_total counter
+        # HELP oxydllm_model_weights_bytes Bytes of weights of a loaded model.
+        # TYPE oxydllm_model_weights_bytes gauge
+        # HELP oxydllm_kv_cache_allocated_bytes Bytes of the KV cache of a loaded model.
+        # TYPE oxydllm_kv_cache_allocated_bytes gauge
+        # HELP oxydllm_vram_used_bytes Total inference memory in bytes.
+        # TYPE oxydllm_vram_used_bytes gauge
+        oxydllm_vram_used_bytes 0
+        # HELP oxydllm_prompt_tokens_total Total prompt tokens of admitted requests, cached ones included.
+        # TYPE oxydllm_prompt_tokens_total counter
+        # HELP oxydllm_completion_tokens_total Total generated tokens.
+        # TYPE oxydllm_completion_tokens_total counter
+        "#);
     }
 
     #[test]
@@ -339,7 +362,64 @@ mod tests {
         metrics.request_ended("a/b", Outcome::Timeout);
         metrics.prefix_lookup("a/b", true);
         metrics.tokens("a/b", 30, 21);
-        insta::assert_snapshot!(metrics.render(&[loaded("a/b"), loaded("c")]), @"");
+        insta::assert_snapshot!(metrics.render(&[loaded("a/b"), loaded("c")]), @r#"
+        # HELP oxydllm_ttft_milliseconds Time-to-first-token in milliseconds.
+        # TYPE oxydllm_ttft_milliseconds histogram
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="10"} 0
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="50"} 0
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="100"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="200"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="500"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="1000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="2000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="5000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="10000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="30000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="60000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="120000"} 1
+        oxydllm_ttft_milliseconds_bucket{model="a/b",le="+Inf"} 1
+        oxydllm_ttft_milliseconds_sum{model="a/b"} 70
+        oxydllm_ttft_milliseconds_count{model="a/b"} 1
+        # HELP oxydllm_tokens_per_second Decode speed in tokens per second, from the first token to the last.
+        # TYPE oxydllm_tokens_per_second histogram
+        oxydllm_tokens_per_second_bucket{model="a/b",le="1"} 0
+        oxydllm_tokens_per_second_bucket{model="a/b",le="5"} 0
+        oxydllm_tokens_per_second_bucket{model="a/b",le="10"} 1
+        oxydllm_tokens_per_second_bucket{model="a/b",le="20"} 1
+        oxydllm_tokens_per_second_bucket{model="a/b",le="50"} 1
+        oxydllm_tokens_per_second_bucket{model="a/b",le="100"} 1
+        oxydllm_tokens_per_second_bucket{model="a/b",le="200"} 1
+        oxydllm_tokens_per_second_bucket{model="a/b",le="+Inf"} 1
+        oxydllm_tokens_per_second_sum{model="a/b"} 10
+        oxydllm_tokens_per_second_count{model="a/b"} 1
+        # HELP oxydllm_requests_total Total completed chat completion requests.
+        # TYPE oxydllm_requests_total counter
+        oxydllm_requests_total{model="a/b",status="ok"} 1
+        oxydllm_requests_total{model="a/b",status="timeout"} 1
+        # HELP oxydllm_queue_depth Current number of sequences in the inference engine.
+        # TYPE oxydllm_queue_depth gauge
+        oxydllm_queue_depth 1
+        # HELP oxydllm_prefix_cache_requests_total Total prefix cache look-ups.
+        # TYPE oxydllm_prefix_cache_requests_total counter
+        oxydllm_prefix_cache_requests_total{model="a/b",result="hit"} 1
+        # HELP oxydllm_model_weights_bytes Bytes of weights of a loaded model.
+        # TYPE oxydllm_model_weights_bytes gauge
+        oxydllm_model_weights_bytes{model="a/b"} 100
+        oxydllm_model_weights_bytes{model="c"} 100
+        # HELP oxydllm_kv_cache_allocated_bytes Bytes of the KV cache of a loaded model.
+        # TYPE oxydllm_kv_cache_allocated_bytes gauge
+        oxydllm_kv_cache_allocated_bytes{model="a/b"} 20
+        oxydllm_kv_cache_allocated_bytes{model="c"} 20
+        # HELP oxydllm_vram_used_bytes Total inference memory in bytes.
+        # TYPE oxydllm_vram_used_bytes gauge
+        oxydllm_vram_used_bytes 240
+        # HELP oxydllm_prompt_tokens_total Total prompt tokens of admitted requests, cached ones included.
+        # TYPE oxydllm_prompt_tokens_total counter
+        oxydllm_prompt_tokens_total{model="a/b"} 30
+        # HELP oxydllm_completion_tokens_total Total generated tokens.
+        # TYPE oxydllm_completion_tokens_total counter
+        oxydllm_completion_tokens_total{model="a/b"} 21
+        "#);
     }
 
     #[test]

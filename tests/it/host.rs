@@ -20,7 +20,8 @@ impl Watchdog {
         let (alive, ended) = mpsc::channel();
         let test = std::thread::current().name().unwrap_or("?").to_owned();
         std::thread::spawn(move || {
-            if ended.recv_timeout(Duration::from_secs(120)) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if ended.recv_timeout(Duration::from_secs(120)) == Err(mpsc::RecvTimeoutError::Timeout)
+            {
                 eprintln!("test {test} hangs");
                 std::process::exit(101);
             }

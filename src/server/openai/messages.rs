@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::chat::{Message, Role};
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, Names, clipped, shown, unsupported};
+use crate::server::fields::{Fields, Names, clipped, shown, unsupported_value};
 
 const MESSAGE: Names = Names {
     known: &["role", "content", "name", "reasoning_content", "refusal"],
@@ -57,11 +57,9 @@ fn message(index: usize, mut value: Value) -> Result<Message, ApiError> {
             !(name == "tool_calls" && value.as_array().is_some_and(Vec::is_empty))
         });
     }
-    if value["role"] == "tool" || value["role"] == "function" {
-        return Err(unsupported(
-            format!("{path}.role"),
-            "results of tool calls come in a later version",
-        ));
+    if let Some(role @ ("tool" | "function")) = value["role"].as_str() {
+        let advice = "tool calls come in a later version";
+        return Err(unsupported_value(format!("{path}.role"), role, advice));
     }
     let mut fields = Fields::new(value, &format!("`{path}`"), format!("{path}."), &MESSAGE)?;
     let role = role(&mut fields)?;
@@ -112,23 +110,26 @@ fn text_of(fields: &Fields, content: Value) -> Result<String, ApiError> {
 }
 
 fn part(path: &str, value: Value) -> Result<String, ApiError> {
-    let kind = value["type"].as_str().unwrap_or_default().to_owned();
-    if OTHER_MEDIA.contains(&kind.as_str()) {
-        return Err(unsupported(
-            format!("{path}.type"),
-            &format!("a part is `{kind}`, and it takes text only"),
-        ));
-    }
-    let mut fields = Fields::new(value, &format!("`{path}`"), format!("{path}."), &PART)?;
-    let field = match kind.as_str() {
-        "text" => "text",
-        "refusal" => "refusal",
-        _ => {
-            let found = fields.take("type").unwrap_or_default();
-            let message = format!("`{path}.type` must be `text`, got {}", shown(&found));
-            return Err(fields.invalid("type", message));
+    let field = match (value.is_object(), value["type"].as_str()) {
+        (true, Some("refusal")) => "refusal",
+        (false, _) | (true, Some("text")) => "text",
+        (true, Some(kind)) if OTHER_MEDIA.contains(&kind) => {
+            let param = format!("{path}.type");
+            return Err(unsupported_value(param, kind, "it takes text only"));
+        }
+        (true, _) => {
+            let message = format!(
+                "`{path}.type` must be `text`, got {}",
+                shown(&value["type"])
+            );
+            return Err(ApiError::field(
+                format!("{path}.type"),
+                "invalid_value",
+                message,
+            ));
         }
     };
+    let mut fields = Fields::new(value, &format!("`{path}`"), format!("{path}."), &PART)?;
     let text = fields.text(field)?;
     text.ok_or_else(|| fields.missing(field, "a string"))
 }
@@ -220,6 +221,26 @@ mod tests {
             .into_iter()
             .map(|messages| read(messages).unwrap_err())
             .collect();
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        "messages": `messages` is missing, expected an array of at least one message
+        "messages": `messages` must be an array of at least one message, got an empty one
+        "messages": `messages` must be an array of at least one message, got "hello"
+        "messages[0]": `messages[0]` must be a JSON object, got "hello"
+        "messages[0].role": `messages[0].role` is missing, expected `system`, `developer`, `user` or `assistant`
+        "messages[0].role": `messages[0].role` must be `system`, `developer`, `user` or `assistant`, got `User`
+        "messages[0].role": `messages[0].role` must be a string, got 3
+        "messages[0].content": `messages[0].content` is missing, expected a string or an array of text parts
+        "messages[0].content": `messages[0].content` is missing, expected a string or an array of text parts
+        "messages[0].role": `messages[0].role` is `tool`, which this version of oxydllm does not support: tool calls come in a later version
+        "messages[1].tool_calls": this version of oxydllm does not support `messages[1].tool_calls`: tool calls come in a later version
+        "messages[0].nmae": unknown field `messages[0].nmae`, did you mean `messages[0].name`?
+        "messages[0].content": `messages[0].content` must be a string or an array of text parts, got 3
+        "messages[0].content[0].text": `messages[0].content[0].text` is missing, expected a string
+        "messages[0].content[0].type": `messages[0].content[0].type` must be `text`, got null
+        "messages[0].content[0]": `messages[0].content[0]` must be a JSON object, got "x"
+        "messages[0].content[1].type": `messages[0].content[1].type` is `image_url`, which this version of oxydllm does not support: it takes text only
+        "messages[0].content[0].type": `messages[0].content[0].type` is `input_audio`, which this version of oxydllm does not support: it takes text only
+        "messages[0].content[0].type": `messages[0].content[0].type` must be `text`, got "thinking"
+        "#);
     }
 }

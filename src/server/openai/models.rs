@@ -71,6 +71,9 @@ struct RunningItem {
     kv_cache_bytes: u64,
     total_size_bytes: u64,
     total_size_gb: f64,
+    kv_blocks: usize,
+    kv_blocks_used: usize,
+    kv_blocks_cached: usize,
     running_requests: usize,
     waiting_requests: usize,
 }
@@ -93,6 +96,9 @@ impl From<RunningModel> for RunningItem {
             kv_cache_bytes: model.kv_bytes,
             total_size_bytes: model.total_bytes,
             total_size_gb: gigabytes(model.total_bytes),
+            kv_blocks: model.kv_blocks,
+            kv_blocks_used: model.kv_blocks_used,
+            kv_blocks_cached: model.kv_blocks_cached,
             running_requests: model.running,
             waiting_requests: model.waiting,
         }

@@ -7,7 +7,7 @@ use super::sampling::{Sampling, take_logprobs, take_max_tokens, take_stop};
 use crate::chat::Message;
 use crate::host::KeepAlive;
 use crate::server::error::ApiError;
-use crate::server::fields::{Fields, IntRange, Names, shown, unsupported};
+use crate::server::fields::{Fields, IntRange, Names, shown, unsupported, unsupported_value};
 
 const LATER: &str = "it comes in a later version";
 
@@ -166,11 +166,11 @@ fn take_include_usage(fields: &mut Fields) -> Result<bool, ApiError> {
 fn take_keep_alive(fields: &mut Fields) -> Result<Option<KeepAlive>, ApiError> {
     let range = IntRange {
         least: -1,
-        most: i64::MAX.into(),
+        most: i128::MAX,
     };
     match fields.integer("keep_alive", range)? {
         None => Ok(None),
-        Some(secs) => KeepAlive::from_secs(secs as i64)
+        Some(secs) => KeepAlive::from_secs(i64::try_from(secs).unwrap_or(i64::MAX))
             .map(Some)
             .map_err(|error| fields.invalid("keep_alive", error.to_string())),
     }
@@ -187,8 +187,7 @@ fn refuse_later_features(fields: &mut Fields) -> Result<(), ApiError> {
         match format.text("type")?.as_deref() {
             Some("text") => {}
             Some(known @ ("json_object" | "json_schema")) => {
-                let advice = format!("`{known}` comes in a later version");
-                return Err(unsupported("response_format", &advice));
+                return Err(unsupported_value("response_format.type", known, LATER));
             }
             other => {
                 let found = shown(&Value::from(other));
@@ -362,6 +361,7 @@ mod tests {
             json!({ "max_completion_tokens": 5, "max_tokens": 0 }),
             json!({ "n": 0 }),
             json!({ "n": 129 }),
+            json!({ "keep_alive": -1.5 }),
             json!({ "keep_alive": -2 }),
             json!({ "keep_alive": "5m" }),
             json!({ "stop": 3 }),
@@ -389,7 +389,54 @@ mod tests {
             .into_iter()
             .map(|more| read(more).unwrap_err())
             .collect();
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        "temperature" "decimal_below_min_value": `temperature` must be between 0 and 2, got -0.01
+        "temperature" "decimal_above_max_value": `temperature` must be between 0 and 2, got 2.01
+        "temperature" "invalid_type": `temperature` must be a number between 0 and 2, got "hot"
+        "top_p" "decimal_below_min_value": `top_p` must be between 0 and 1, got -0.01
+        "top_p" "decimal_above_max_value": `top_p` must be between 0 and 1, got 1.01
+        "min_p" "decimal_below_min_value": `min_p` must be between 0 and 1, got -0.01
+        "min_p" "decimal_above_max_value": `min_p` must be between 0 and 1, got 1.01
+        "top_k" "integer_below_min_value": `top_k` must be at least 0, got -1
+        "top_k" "invalid_type": `top_k` must be an integer of at least 0, got 1.5
+        "frequency_penalty" "decimal_below_min_value": `frequency_penalty` must be between -2 and 2, got -2.01
+        "frequency_penalty" "decimal_above_max_value": `frequency_penalty` must be between -2 and 2, got 2.01
+        "presence_penalty" "decimal_below_min_value": `presence_penalty` must be between -2 and 2, got -2.01
+        "presence_penalty" "decimal_above_max_value": `presence_penalty` must be between -2 and 2, got 2.01
+        "repetition_penalty" "decimal_below_min_value": `repetition_penalty` must be more than 0, got 0
+        "repetition_penalty" "decimal_above_max_value": `repetition_penalty` must be at most 3.4028235e38, got 1e+39
+        "repetition_window" "integer_below_min_value": `repetition_window` must be at least 0, got -1
+        "seed" "integer_below_min_value": `seed` must be between -9223372036854775808 and 18446744073709551615, got -9.3e+18
+        "seed" "invalid_type": `seed` must be an integer between -9223372036854775808 and 18446744073709551615, got 1.5
+        "max_tokens" "integer_below_min_value": `max_tokens` must be at least 1, got 0
+        "max_completion_tokens" "integer_below_min_value": `max_completion_tokens` must be at least 1, got 0
+        "max_tokens" "integer_below_min_value": `max_tokens` must be at least 1, got 0
+        "n" "integer_below_min_value": `n` must be between 1 and 128, got 0
+        "n" "integer_above_max_value": `n` must be between 1 and 128, got 129
+        "keep_alive" "invalid_type": `keep_alive` must be an integer of at least -1, got -1.5
+        "keep_alive" "integer_below_min_value": `keep_alive` must be at least -1, got -2
+        "keep_alive" "invalid_type": `keep_alive` must be an integer of at least -1, got "5m"
+        "stop" "invalid_type": `stop` must be a string or an array of strings, got 3
+        "stop" "invalid_type": `stop` must be a string or an array of strings, got 3
+        "stop" "invalid_value": `stop` has 257 entries, at most 256 are allowed
+        "stop" "invalid_value": `stop` contains a string of 4097 bytes, at most 4096 are allowed
+        "logprobs" "invalid_type": `logprobs` must be true or false, got 1
+        "top_logprobs" "invalid_value": `top_logprobs` needs `logprobs` to be true
+        "top_logprobs" "invalid_value": `top_logprobs` needs `logprobs` to be true
+        "top_logprobs" "integer_above_max_value": `top_logprobs` must be between 0 and 20, got 21
+        "top_logprobs" "integer_below_min_value": `top_logprobs` must be between 0 and 20, got -1
+        "logit_bias" "invalid_type": `logit_bias` must be an object of token ids and numbers, got an array of 1
+        "logit_bias" "invalid_value": the keys of `logit_bias` must be token ids, got "the"
+        "logit_bias" "invalid_value": the keys of `logit_bias` must be token ids, got "-1"
+        "logit_bias" "invalid_value": the value of token id 1 in `logit_bias` must be a number between -100 and 100, got "x"
+        "stream" "invalid_type": `stream` must be true or false, got "yes"
+        "stream_options" "invalid_type": `stream_options` must be a JSON object, got true
+        "stream_options.include_usag" "unknown_parameter": unknown field `stream_options.include_usag`, did you mean `stream_options.include_usage`?
+        "model" "invalid_value": `model` must be the id of a model, as `/v1/models` lists it, got an empty string
+        "model" "missing_required_parameter": `model` is missing, expected the id of a model, as `/v1/models` lists it
+        "model" "invalid_type": `model` must be a string, got 5
+        "messages" "invalid_value": `messages` must be an array of at least one message, got an empty one
+        "#);
     }
 
     #[test]
@@ -416,7 +463,24 @@ mod tests {
             .into_iter()
             .map(|more| read(more).unwrap_err())
             .collect();
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @r#"
+        "tools" "unsupported_parameter": this version of oxydllm does not support `tools`: it comes in a later version
+        "tool_choice" "unsupported_parameter": this version of oxydllm does not support `tool_choice`: it comes in a later version
+        "functions" "unsupported_parameter": this version of oxydllm does not support `functions`: it is obsolete; `tools` takes its place in a later version
+        "function_call" "unsupported_parameter": this version of oxydllm does not support `function_call`: it is obsolete; `tool_choice` takes its place in a later version
+        "response_format.type" "unsupported_value": `response_format.type` is `json_object`, which this version of oxydllm does not support: it comes in a later version
+        "response_format.type" "unsupported_value": `response_format.type` is `json_schema`, which this version of oxydllm does not support: it comes in a later version
+        "response_format.type" "invalid_value": `response_format.type` must be `text`, got "xml"
+        "response_format.type" "invalid_value": `response_format.type` must be `text`, got null
+        "reasoning_effort" "unsupported_parameter": this version of oxydllm does not support `reasoning_effort`: it comes in a later version
+        "enable_thinking" "unsupported_parameter": this version of oxydllm does not support `enable_thinking`: it comes in a later version
+        "chat_template_kwargs" "unsupported_parameter": this version of oxydllm does not support `chat_template_kwargs`: it comes in a later version
+        "audio" "unsupported_parameter": this version of oxydllm does not support `audio`: it answers in text only
+        "modalities" "unsupported_parameter": this version of oxydllm does not support `modalities`: it answers in text only
+        "prediction" "unsupported_parameter": this version of oxydllm does not support `prediction`
+        "temprature" "unknown_parameter": unknown field `temprature`, did you mean `temperature`?
+        "guided_json" "unknown_parameter": unknown field `guided_json`
+        "#);
     }
 
     #[test]

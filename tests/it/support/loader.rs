@@ -183,6 +183,7 @@ impl Loader for ScriptedLoader {
             max_context: 64,
             weight_bytes: (bytes - bytes / 4) as usize,
             kv_bytes: (bytes / 4) as usize,
+            num_blocks: 64,
             max_num_seqs: 1,
             max_queued: 8,
         };

@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use oxydllm::engine::{Engine, EngineInfo, Event, FinishReason, Request, Submission, Usage};
+use oxydllm::engine::{
+    Engine, EngineInfo, Event, FinishReason, Request, Submission, TokenLogprobs, Usage,
+};
 use oxydllm::error::Error;
 use oxydllm::host::Model;
 use oxydllm::text::{ChatTemplate, Tokenizer};
@@ -15,6 +17,10 @@ use serde_json::{Value, json};
 pub enum Step {
     /// Gives these tokens, one event each.
     Tokens(Vec<u32>),
+    /// Gives these tokens with their log-probability and those of the best, one event each.
+    Scored(Vec<(u32, f32, Vec<(u32, f32)>)>),
+    /// Says that this many prompt tokens were in the prefix cache.
+    Started(usize),
     /// Computes for that long, deaf to everything.
     Work(Duration),
     /// Gives a token again and again until nobody wants more.
@@ -56,12 +62,22 @@ pub type Log = Arc<Mutex<Vec<Seen>>>;
 /// Starts an engine that answers each request by the steps that `script` gives for it.
 pub fn engine(
     max_context: usize,
-    mut script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
+    script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
 ) -> (Engine, Log) {
-    let (queue, submissions) = mpsc::channel::<Submission>();
     let log = Log::default();
-    let seen = Arc::clone(&log);
-    thread::spawn(move || {
+    let (engine, _) = engine_with_queue(max_context, 8, Arc::clone(&log), script);
+    (engine, log)
+}
+
+/// The same with a queue of `max_queued`, a log that may be shared, and the worker's thread.
+pub fn engine_with_queue(
+    max_context: usize,
+    max_queued: usize,
+    seen: Log,
+    mut script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
+) -> (Engine, thread::JoinHandle<()>) {
+    let (queue, submissions) = mpsc::channel::<Submission>();
+    let worker = thread::spawn(move || {
         for mut submission in submissions {
             submission.slot = None;
             let steps = script(&submission.request);
@@ -76,15 +92,16 @@ pub fn engine(
         max_context,
         weight_bytes: 3 << 20,
         kv_bytes: 1 << 20,
+        num_blocks: 64,
         max_num_seqs: 1,
-        max_queued: 8,
+        max_queued,
     };
-    (Engine::from_queue(queue, info, Arc::default()), log)
+    (Engine::from_queue(queue, info, Arc::default()), worker)
 }
 
 fn play(submission: &Submission, steps: Vec<Step>) -> End {
     let request = &submission.request;
-    let mut sent = 0;
+    let (mut sent, mut cached) = (0, 0);
     let mut send = |event| {
         if request.cancel.is_cancelled() {
             return Err(End::Cancelled);
@@ -101,6 +118,20 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
                         send(Event::Token { id, logprobs: None })?;
                     }
                 }
+                Step::Scored(tokens) => {
+                    for (id, chosen, top) in tokens {
+                        let logprobs = Some(TokenLogprobs { chosen, top });
+                        send(Event::Token { id, logprobs })?;
+                    }
+                }
+                Step::Started(cached_tokens) => {
+                    cached = cached_tokens;
+                    let queue_s = 0.001;
+                    send(Event::Started {
+                        cached_tokens,
+                        queue_s,
+                    })?;
+                }
                 Step::Work(time) => thread::sleep(time),
                 Step::Forever(id) => {
                     // Ten seconds are for ever enough, and a test that fails comes to an end.
@@ -112,6 +143,7 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
                 Step::Done(reason) => {
                     let usage = Usage {
                         prompt_tokens: request.tokens.len(),
+                        cached_tokens: cached,
                         completion_tokens: 7,
                         prefill_s: 0.5,
                         decode_s: 3.0,
