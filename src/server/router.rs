@@ -20,6 +20,7 @@ use super::error::ApiError;
 use super::openai::{chat, models};
 use super::request_id;
 use crate::error::{Error, Result};
+use crate::telemetry;
 use crate::telemetry::metrics::{CONTENT_TYPE, ModelMemory};
 
 /// All routes with all layers.
@@ -82,8 +83,7 @@ async fn wrong_method(request: Request) -> Response {
 async fn enter(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let begin = Instant::now();
     let id = request_id::of(request.headers());
-    // Of the highest level, so that the id is there whatever is logged.
-    let span = tracing::error_span!("http.request", request_id = id);
+    let span = telemetry::request_span(&id);
     let clock = Clock::start(app.settings().request_timeout);
     request.extensions_mut().insert(clock);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());

@@ -147,8 +147,8 @@ mod tests {
     #[test]
     fn the_request_id_is_at_the_top_and_among_the_fields() {
         let lines = logged(|| {
-            let request = tracing::error_span!("http.request", request_id = "r-1", path = "/x");
-            let _request = request.enter();
+            let _request = crate::telemetry::request_span("r-1").entered();
+            let _outer = tracing::info_span!("outer", path = "/x").entered();
             let _inner = tracing::info_span!("inner", path = "/y", seq = 3).entered();
             tracing::info!(tokens = 7, fast = true, "done: {}", "ok");
         });

@@ -50,6 +50,13 @@ pub fn init(default_filter: &str) -> Result<()> {
     Ok(())
 }
 
+/// The span of a request: all lines in it carry `request_id=…`. It is of the highest level, so that the id is there whatever
+/// the filter lets through.
+pub fn request_span(request_id: &str) -> tracing::Span {
+    // As it is, without quotes: that is what people search for.
+    tracing::error_span!("http.request", %request_id)
+}
+
 fn parse_filter(text: &str) -> Result<EnvFilter> {
     EnvFilter::try_new(text).map_err(|cause| {
         Error::invalid(format!("environment variable `RUST_LOG` is `{text}`, expected a log filter such as `oxydllm=debug`"))
@@ -59,7 +66,42 @@ fn parse_filter(text: &str) -> Result<EnvFilter> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
+
+    /// What bytes were written.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_text_line_has_the_request_id_in_a_form_that_grep_finds() {
+        let written = Written::default();
+        let writer = written.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .compact()
+            .with_ansi(false)
+            .finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let _span = request_span("r-1").entered();
+            tracing::info!(tokens = 3, "done");
+        });
+        let line = String::from_utf8(written.0.lock().unwrap().clone()).unwrap();
+        assert!(line.contains(" request_id=r-1"), "{line}");
+        assert!(line.contains("done tokens=3"), "{line}");
+    }
 
     #[test]
     fn a_bad_filter_is_an_error_that_names_the_variable() {

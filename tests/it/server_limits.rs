@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oxydllm::engine::FinishReason;
+use oxydllm::engine::{FinishReason, Request};
 use oxydllm::server::Settings;
 use serde_json::json;
 
@@ -10,7 +10,12 @@ use crate::support::api::{Api, Call, Reply, Scripted, wait_until};
 use crate::support::scripted::{End, Step, bytes};
 
 const SHORT: Duration = Duration::from_millis(150);
+/// Longer than anything but waiting for it takes, on a busy machine too.
+const MEDIUM: Duration = Duration::from_millis(1500);
 const LONG: Duration = Duration::from_secs(8);
+
+/// The limit that a test gives to a request which is to be slow; the script knows it by that.
+const MARK: usize = 7;
 
 /// Speaks for ever.
 fn endless() -> Vec<Step> {
@@ -24,6 +29,16 @@ fn slow(time: Duration) -> Vec<Step> {
         bytes("at last"),
         Step::Done(FinishReason::Stop),
     ]
+}
+
+/// Says nothing for a while when the request is marked, else answers at once.
+fn slow_if_marked(request: &Request) -> Vec<Step> {
+    let is_marked = request.max_tokens == MARK;
+    slow(if is_marked {
+        2 * MEDIUM
+    } else {
+        Duration::ZERO
+    })
 }
 
 fn limited(limit: Duration) -> Settings {
@@ -53,8 +68,8 @@ fn wait_depth(api: &Api, depth_wanted: usize) {
 
 #[test]
 fn one_request_too_many_gets_429_at_once_and_the_others_are_answered() {
-    let api = Api::start(&[Scripted::new("m", |_| slow(Duration::from_millis(400))).max_queued(2)]);
-    let first = api.begin_chat(json!({}));
+    let api = Api::start(&[Scripted::new("m", slow_if_marked).max_queued(2)]);
+    let first = api.begin_chat(json!({ "max_tokens": MARK }));
     wait_depth(&api, 1);
     // The engine works on the first; two wait, of which one counts for all its choices.
     let waiting = [
@@ -104,16 +119,10 @@ fn the_time_limit_gives_408_or_a_chunk_and_frees_the_engine() {
 
 #[test]
 fn the_time_limit_holds_in_the_queue_and_for_the_body_but_not_for_loading() {
-    let model = Scripted::new("m", |request| {
-        if request.max_tokens == 7 {
-            slow(4 * SHORT)
-        } else {
-            slow(Duration::ZERO)
-        }
-    });
-    let api = Api::with_settings(limited(2 * SHORT), &[model.loading(3 * SHORT)]);
+    let model = Scripted::new("m", slow_if_marked).loading(MEDIUM);
+    let api = Api::with_settings(limited(MEDIUM - SHORT), &[model]);
     api.chat(json!({})).ok();
-    let busy = api.begin_chat(json!({ "max_tokens": 7 }));
+    let busy = api.begin_chat(json!({ "max_tokens": MARK }));
     wait_depth(&api, 1);
     let queued = api.begin_chat(json!({}));
     assert_eq!(busy.reply().status, 408);
@@ -196,10 +205,10 @@ fn a_client_that_goes_in_prefill_or_queue_frees_its_place_at_once() {
 
 #[test]
 fn a_client_that_goes_while_its_model_loads_asks_nothing_of_it() {
-    let model = Scripted::saying("m", "x").loading(3 * SHORT);
+    let model = Scripted::saying("m", "x").loading(MEDIUM);
     let api = Api::start(&[model]);
     let call = api.begin_chat(json!({}));
-    std::thread::sleep(SHORT);
+    wait_until(|| !api.host.running().is_empty());
     drop(call);
     wait_until(|| {
         api.samples("oxydllm_requests_total")
@@ -229,7 +238,7 @@ fn a_client_that_does_not_read_is_ended_by_the_time_limit() {
 
 #[test]
 fn at_shutdown_running_requests_finish_and_later_ones_are_turned_away() {
-    let mut api = Api::start(&[Scripted::new("m", |_| slow(2 * SHORT))]);
+    let mut api = Api::start(&[Scripted::new("m", |_| slow(MEDIUM))]);
     let mut idle = Call::connect(api.address);
     idle.send("GET", "/health", &[], b"");
     assert_eq!(idle.reply_on().status, 200);
