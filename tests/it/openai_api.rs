@@ -312,11 +312,11 @@ fn mistakes_are_told_before_any_model_is_loaded() {
         ),
         (
             json!({ "model": "../m", "stream": true }),
-            "404 invalid_request_error model_not_found model",
+            "400 invalid_request_error - model",
         ),
         (
             json!({ "model": "/etc/passwd" }),
-            "404 invalid_request_error model_not_found model",
+            "400 invalid_request_error - model",
         ),
     ];
     for (more, expected) in cases {
