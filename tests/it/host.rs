@@ -1,7 +1,7 @@
 //! The host of loaded models, with a loader that tests control: sharing, budget, eviction, keep-alive, failures. Time is
 //! virtual: it goes on when everybody waits.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use oxydllm::error::{Error, ErrorKind, Result};
@@ -12,8 +12,27 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::loader::{Act, ScriptedLoader, write_models};
 
+/// Ends the program when a test takes minutes of real time: a model that leaves while it is used waits for ever.
+struct Watchdog(#[expect(dead_code, reason = "it is dropped with the test")] mpsc::Sender<()>);
+
+impl Watchdog {
+    fn new() -> Self {
+        let (alive, ended) = mpsc::channel();
+        let test = std::thread::current().name().unwrap_or("?").to_owned();
+        std::thread::spawn(move || {
+            if ended.recv_timeout(Duration::from_secs(120)) == Err(mpsc::RecvTimeoutError::Timeout)
+            {
+                eprintln!("test {test} hangs");
+                std::process::exit(101);
+            }
+        });
+        Self(alive)
+    }
+}
+
 /// A host over models `u/a`, `u/b` and `u/c` of 6, 6 and 3 bytes.
 struct Setup {
+    _watchdog: Watchdog,
     dir: tempfile::TempDir,
     loader: Arc<ScriptedLoader>,
     host: Arc<Host>,
@@ -36,7 +55,12 @@ impl Setup {
             Arc::clone(&loader) as Arc<dyn oxydllm::host::Loader>,
             Arc::new(()),
         );
-        Self { dir, loader, host }
+        Self {
+            _watchdog: Watchdog::new(),
+            dir,
+            loader,
+            host,
+        }
     }
 
     fn with_budget(bytes: u64) -> Self {
