@@ -55,7 +55,7 @@ pub struct StartArgs {
     /// [env: OXYDLLM_ALLOWED_HOSTS]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = parse_text)]
     allowed_hosts: Option<Vec<String>>,
-    /// Origins such as https://chat.example whose web pages may use the server from a browser; `*` is all
+    /// Origins such as `https://chat.example` whose web pages may use the server from a browser; `*` is all
     /// [env: OXYDLLM_CORS_ORIGIN]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',', value_parser = parse_text)]
     cors_origin: Option<Vec<String>>,
