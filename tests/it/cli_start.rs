@@ -4,6 +4,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, ChildStderr, Stdio};
 use std::time::Duration;
 
@@ -54,17 +55,57 @@ impl Running {
         self.address.port()
     }
 
-    /// Sends a request and returns the answer's first line.
-    fn get(&self, path: &str, headers: &str) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port())).unwrap();
+    /// Sends a request and returns the whole answer.
+    fn send(&self, request: &str, headers: &str, body: &str) -> String {
+        let mut stream = self.connect();
+        let length = body.len();
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n"
+            "{request} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
         )
         .unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(("127.0.0.1", self.port())).unwrap()
+    }
+
+    /// Sends a request and returns the answer's first line.
+    fn get(&self, path: &str, headers: &str) -> String {
+        let answer = self.send(&format!("GET {path}"), headers, "");
         answer.lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// Asks for a short answer; `fields` go into the body.
+    fn chat(&self, model: &str, fields: &str) -> String {
+        let body = format!(
+            r#"{{"model": "{model}", "messages": [{{"role": "user", "content": "hi"}}], "max_tokens": 4, "seed": 1{fields}}}"#
+        );
+        let json = "Content-Type: application/json\r\n";
+        self.send("POST /v1/chat/completions", json, &body)
+    }
+
+    /// A request whose body never comes: it is worked on until somebody ends it.
+    fn hang(&self) -> TcpStream {
+        let mut stream = self.connect();
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
+        stream.write_all(head.as_bytes()).unwrap();
+        // The server has seen it when it answers a later one.
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(self.get("/health", "").contains("200"));
+        stream
+    }
+
+    /// Reads the log until it says `text`.
+    fn read_until(&mut self, text: &str) {
+        while !self.log.contains(text) {
+            let before = self.log.len();
+            self.stderr.read_line(&mut self.log).unwrap();
+            assert!(self.log.len() > before, "it ended: {}", self.log);
+        }
     }
 
     fn signal(&self, name: &str) {
@@ -204,6 +245,102 @@ fn the_models_directory_is_made_and_wrong_variables_are_named() {
             ran.stderr
         );
     }
+}
+
+/// Copies a checkpoint of the fixtures into the home.
+fn add_fixture(home: &Home, name: &str, id: &str) {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/models")
+        .join(name);
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let file = path.file_name().unwrap().to_str().unwrap();
+        if !file.starts_with("expected") {
+            home.write(
+                &format!(".oxydllm/models/{id}/{file}"),
+                &std::fs::read(&path).unwrap(),
+            );
+        }
+    }
+}
+
+#[test]
+fn models_load_when_they_are_asked_for_and_leave_when_nobody_wants_them() {
+    let home = Home::new();
+    add_fixture(&home, "llama_plain", "u/plain");
+    add_fixture(&home, "packed_q4_k", "u/packed");
+    let server = Running::start(&home, &["--port=0", "--max-queued-requests=7"]);
+    let running = || server.send("GET /v1/models/running", "", "");
+    assert!(running().contains(r#""data":[]"#), "{}", running());
+    let plain = server.chat("PLAIN", "");
+    assert!(plain.contains("200 OK"), "{plain}");
+    let packed = server.chat("u/packed/model", "");
+    assert!(packed.contains("200 OK"), "{packed}");
+    let both = running();
+    assert!(
+        both.contains("u/plain") && both.contains("u/model"),
+        "{both}"
+    );
+    let last = server.chat("u/plain", r#", "keep_alive": 0"#);
+    assert!(last.contains("200 OK"), "{last}");
+    while running().contains("u/plain") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(
+        server.chat("u/plain", "").contains("200 OK"),
+        "loaded again"
+    );
+    assert!(server.chat("../plain", "").contains("400"));
+    assert!(server.chat("u/none", "").contains("404"));
+    let log = server.stop();
+    assert_eq!(log.matches(" loaded model=").count(), 3, "{log}");
+    let registry = home.models().join(".oxydllm_registry.json");
+    let registry = std::fs::read_to_string(registry).unwrap();
+    assert!(
+        registry.contains(r#""u/model""#) && registry.contains(r#""u/plain""#),
+        "{registry}"
+    );
+}
+
+#[test]
+fn a_model_beyond_the_budget_is_refused_and_one_that_fits_is_served() {
+    let home = Home::new();
+    add_fixture(&home, "llama_plain", "u/plain");
+    let words = ["--port=0", "--memory-budget=1"];
+    let small = Running::start(&home, &words);
+    let answer = small.chat("u/plain", "");
+    assert!(answer.contains("507"), "{answer}");
+    assert!(answer.contains("available 1.0 MB"), "{answer}");
+    small.stop();
+    let words = ["--port=0", "--memory-budget=64"];
+    let large = Running::start(&home, &words);
+    let answer = large.chat("u/plain", "");
+    assert!(answer.contains("200 OK"), "{answer}");
+    large.stop();
+}
+
+#[test]
+fn requests_that_do_not_end_in_time_make_the_exit_code_1() {
+    let home = Home::new();
+    let server = Running::start(&home, &["--port=0", "--shutdown-timeout=1"]);
+    let _request = server.hang();
+    server.signal("-TERM");
+    let (code, log) = server.end();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("WARN"), "{log}");
+}
+
+#[test]
+fn a_second_signal_ends_the_server_at_once() {
+    let home = Home::new();
+    let mut server = Running::start(&home, &["--port=0", "--shutdown-timeout=600"]);
+    let _request = server.hang();
+    server.signal("-INT");
+    server.read_until("stopping");
+    server.signal("-TERM");
+    let (code, log) = server.end();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("stopped at once"), "{log}");
 }
 
 #[test]
