@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::device;
 use crate::engine::SamplingParams;
 use crate::env;
 use crate::error::Result;
@@ -92,6 +93,32 @@ impl ThreadArgs {
             Some(threads) => Ok(Some(threads.get())),
             None => env::THREADS.number(),
         }
+    }
+}
+
+/// `--devices` and `--allow-cpu`, shared by all commands that compute.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DeviceArgs {
+    /// GPU to compute on, in builds for one [env: OXYDLLM_DEVICES] [default: the first]
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    devices: Option<Vec<usize>>,
+    /// Let a GPU build compute on the CPU where no GPU can be used [env: OXYDLLM_ALLOW_CPU]
+    #[arg(long)]
+    allow_cpu: bool,
+}
+
+impl DeviceArgs {
+    /// The device by flags, then variables, then what this build and machine have.
+    ///
+    /// # Errors
+    /// Those of [`device::choose`]; `Invalid` when a variable is.
+    pub fn choose(&self) -> Result<device::Choice> {
+        let devices = match &self.devices {
+            Some(devices) => Some(devices.clone()),
+            None => env::DEVICES.numbers()?,
+        };
+        let allow_cpu = self.allow_cpu || env::ALLOW_CPU.switch()?.unwrap_or(false);
+        device::choose(devices.as_deref(), allow_cpu)
     }
 }
 
@@ -201,6 +228,9 @@ pub struct RunArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
     /// Print load time, token counts and speed
     #[arg(long)]
     pub verbose: bool,
@@ -263,6 +293,9 @@ pub struct BenchArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
     /// Repetitions of each test
     #[arg(long, value_name = "N", default_value = "5")]
     pub repeat: NonZeroUsize,
@@ -298,6 +331,9 @@ pub struct EvalArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
 }
 
 fn parse_text(text: &str) -> Result<String, String> {

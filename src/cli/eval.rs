@@ -36,7 +36,7 @@ struct Prompts {
 pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     check(args)?;
     let located = locate(&args.models_dir, &args.model, printer)?;
-    let ctx = context(&args.threads)?;
+    let ctx = context(&args.device, &args.threads, printer)?;
     let path = if args.reference {
         WeightPath::Reference
     } else {

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::Printer;
-use super::args::{ModelsDirArgs, ThreadArgs};
+use super::args::{DeviceArgs, ModelsDirArgs, ThreadArgs};
 use crate::chat::ChatModel;
+use crate::device::Device;
 use crate::engine::worker;
 use crate::env;
 use crate::error::{Error, Result};
@@ -31,11 +32,26 @@ pub(super) fn locate(models_dir: &ModelsDirArgs, text: &str, printer: &Printer) 
     Ok(located)
 }
 
-/// The context that commands compute in: threads by flag, variable, machine; level by variable, CPU.
+/// The context that commands compute in: device and threads by flag, variable, machine; level by variable, CPU. Says so when
+/// a GPU build computes on the CPU.
 ///
 /// # Errors
-/// `Invalid` or `Unsupported` for a variable that asks for what there is not.
-pub(super) fn context(threads: &ThreadArgs) -> Result<Context> {
+/// `Invalid` or `Unsupported` for a flag or variable that asks for what there is not, or when no device can be used.
+pub(super) fn context(
+    device: &DeviceArgs,
+    threads: &ThreadArgs,
+    printer: &Printer,
+) -> Result<Context> {
+    let choice = device.choose()?;
+    if let Some(reason) = choice.fallback {
+        printer.warn(format_args!("computing on the CPU: {reason}"));
+    }
+    if choice.device != Device::Cpu {
+        return Err(Error::internal(format!(
+            "{} was chosen, and operations run on the CPU only",
+            choice.device
+        )));
+    }
     let level = env::CPU_LEVEL
         .text()?
         .map(|text| text.parse::<CpuLevel>())

@@ -9,6 +9,7 @@ mod chat_turn;
 mod cli;
 mod cli_pull;
 mod cli_questions;
+mod devices;
 mod fuzz;
 mod fuzz_bodies;
 mod layering;
