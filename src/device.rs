@@ -2,7 +2,7 @@
 //!
 //! A build without a GPU feature has the CPU and nothing to decide. A GPU build opens the GPU for real, and where that fails
 //! it refuses with the driver's reason, or computes on the CPU and says why when that was allowed. It never falls back in
-//! silence. `cuda` and `metal` below this file open devices; kernels live in [`crate::ops`], and [`missing_kernels`]
+//! silence. `cuda` and `metal` below this file open devices; kernels live in [`crate::ops`], and `missing_kernels`
 //! says what they cannot do yet.
 
 #[cfg(feature = "cuda")]
