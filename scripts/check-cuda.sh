@@ -6,7 +6,7 @@
 #
 # Builds against a stand-in for the toolkit (scripts/gpu/make-stand-in-cuda.sh), so no kernel runs and no CUDA source is compiled.
 # Runs the tests about devices only: the others are the same in a build without features. Toolkit and build output stay in
-# ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}/cuda-check (1.2 GB). On two cores about 5 minutes the first time, then what changed.
+# ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}/cuda-check (1.5 GB). About 11 minutes of processor time the first time, then what changed.
 # Exit status 77: cannot run here; the last line says why.
 set -eu
 cd "$(dirname "$0")/.."

@@ -5,8 +5,8 @@
 #
 # Linux: with a compiler that has the macOS standard library (scripts/gpu/setup-darwin-rustc.sh, made once, 600 MB) and real
 # Metal bindings, but without SDK, linker and Metal compiler: nothing is linked, run, or said about Metal sources. C sources of dependencies
-# are passed over (scripts/gpu/darwin-cc). Compiler and output stay in ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}. On two cores about
-# 7 minutes the first time, then what changed. Exit status 77: cannot run here; the last line says why.
+# are passed over (scripts/gpu/darwin-cc). Compiler and output stay in ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm} (1 GB). About 10 minutes
+# of processor time the first time, then what changed. Exit status 77: cannot run here; the last line says why.
 set -eu
 cd "$(dirname "$0")/.."
 root=$PWD

@@ -5,9 +5,9 @@
 #
 # Format, lints, docs, tests, dependency rules, release build, fixtures on both compute paths, one real answer, the GPU builds.
 # What cannot run here is reported as skipped, never as passed. Build output and tools are kept outside the tree, in
-# ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}, so that a second run is quick: the GPU builds alone take about 10 minutes of two cores and
-# 3.1 GB the first time, because they compile candle. Debian and Ubuntu packages that are missing
-# (python3-venv, a C compiler) are installed when this runs as root.
+# ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}, so that a second run is quick. The first time the GPU builds alone cost some 20 minutes of
+# processor time, most of it for candle, and 2.5 GB. Debian and Ubuntu packages that are missing (python3-venv, a C compiler) are
+# installed when this runs as root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -142,8 +142,8 @@ else
     skip "a real answer" "no release build"
 fi
 
-step "the cuda build without CUDA" nice -n 19 scripts/check-cuda.sh
-step "the metal build, for macOS" nice -n 19 scripts/check-metal.sh
+step "the cuda build without CUDA" nice scripts/check-cuda.sh
+step "the metal build, for macOS" nice scripts/check-metal.sh
 
 printf '\n== summary (%d s)\n' "$SECONDS"
 for name in "${failures[@]}"; do printf 'failed: %s\n' "$name"; done

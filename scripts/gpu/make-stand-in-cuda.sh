@@ -20,7 +20,8 @@ cd "$(dirname "$0")/../.."
 cp scripts/gpu/stand-in-nvcc "$folder/bin/nvcc"
 chmod +x "$folder/bin/nvcc"
 
-cudarc=$(cargo metadata --locked --format-version 1 --features cuda | grep -o '"[^"]*/cudarc[^/"]*/Cargo.toml"' | head -n 1 | tr -d '"')
+host=$(rustc -vV | sed -n 's/^host: //p')
+cudarc=$(cargo metadata --locked --format-version 1 --features cuda --filter-platform "$host" | grep -o '"[^"]*/cudarc[^/"]*/Cargo.toml"' | head -n 1 | tr -d '"')
 cudarc=$(dirname "$cudarc")
 
 work=$(mktemp -d)

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::device;
 use crate::engine::SamplingParams;
 use crate::env;
 use crate::error::Result;
@@ -108,17 +107,23 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// The device by flags, then variables, then what this build and machine have.
+    /// Flag, then variable, then `None` (the first GPU, where there is one to choose).
     ///
     /// # Errors
-    /// Those of [`device::choose`]; `Invalid` when a variable is.
-    pub fn choose(&self) -> Result<device::Choice> {
-        let devices = match &self.devices {
-            Some(devices) => Some(devices.clone()),
-            None => env::DEVICES.numbers()?,
-        };
-        let allow_cpu = self.allow_cpu || env::ALLOW_CPU.switch()?.unwrap_or(false);
-        device::choose(devices.as_deref(), allow_cpu)
+    /// `Invalid` when the variable is.
+    pub fn devices(&self) -> Result<Option<Vec<usize>>> {
+        match &self.devices {
+            Some(devices) => Ok(Some(devices.clone())),
+            None => env::DEVICES.numbers(),
+        }
+    }
+
+    /// Flag, then variable, then no.
+    ///
+    /// # Errors
+    /// `Invalid` when the variable is.
+    pub fn allow_cpu(&self) -> Result<bool> {
+        Ok(self.allow_cpu || env::ALLOW_CPU.switch()?.unwrap_or(false))
     }
 }
 

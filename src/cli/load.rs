@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::Printer;
 use super::args::{DeviceArgs, ModelsDirArgs, ThreadArgs};
 use crate::chat::ChatModel;
-use crate::device::Device;
+use crate::device::{self, Device};
 use crate::engine::worker;
 use crate::env;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ pub(super) fn context(
     threads: &ThreadArgs,
     printer: &Printer,
 ) -> Result<Context> {
-    let choice = device.choose()?;
+    let choice = device::choose(device.devices()?.as_deref(), device.allow_cpu()?)?;
     if let Some(reason) = choice.fallback {
         printer.warn(format_args!("computing on the CPU: {reason}"));
     }
