@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// What went wrong, as far as a program needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,12 +15,16 @@ pub enum ErrorKind {
     NotFound,
     /// Input that is wrong: a file that lies, a field out of range, a prompt that does not fit.
     Invalid,
+    /// A prompt that leaves no room for an answer in the model's context.
+    ContextLength,
     /// Input that may be right but that this build does not handle: an architecture, a format, a feature.
     Unsupported,
     /// It does not fit into the memory there is.
     OutOfMemory,
     /// Too much work is waiting; try again later.
     Overloaded,
+    /// The model or the server is being shut down.
+    Unavailable,
     /// The operating system or the network failed.
     Io,
     /// The request was cancelled by whoever made it.
@@ -28,14 +33,15 @@ pub enum ErrorKind {
     Internal,
 }
 
-/// An error with its kind, its message, what caused it and what to do about it.
-#[derive(Debug, thiserror::Error)]
+/// An error with its kind, its message, what caused it and what to do about it. Clones share the cause: everybody who
+/// waits for the same work gets the same error.
+#[derive(Debug, Clone, thiserror::Error)]
 pub struct Error {
     kind: ErrorKind,
     message: String,
     hint: Option<String>,
     #[source]
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
 /// The result of everything in this crate that can fail.
@@ -72,6 +78,10 @@ impl Error {
         not_found => NotFound,
         /// Input is wrong.
         invalid => Invalid,
+        /// A prompt leaves no room for an answer.
+        context_length => ContextLength,
+        /// The model or the server is being shut down.
+        unavailable => Unavailable,
         /// Input is beyond what this build handles.
         unsupported => Unsupported,
         /// It does not fit into memory.
@@ -95,7 +105,7 @@ impl Error {
             kind,
             message: format!("cannot {attempt} `{}`", path.display()),
             hint: None,
-            source: Some(Box::new(source)),
+            source: Some(Arc::new(source)),
         }
     }
 
@@ -109,7 +119,7 @@ impl Error {
     /// Adds the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
-        self.source = Some(Box::new(source));
+        self.source = Some(Arc::new(source));
         self
     }
 
@@ -164,5 +174,16 @@ mod tests {
         );
         assert_eq!(error.hint(), Some("buy a new disk"));
         assert_eq!(error.kind(), ErrorKind::Io);
+    }
+
+    #[test]
+    fn a_clone_says_all_that_the_error_said() {
+        let io = std::io::Error::from(std::io::ErrorKind::NotFound);
+        let error = Error::io("read", Path::new("/x"), io).with_hint("look elsewhere");
+        let clone = error.clone();
+        assert_eq!(
+            (clone.chain(), clone.kind(), clone.hint()),
+            (error.chain(), ErrorKind::NotFound, Some("look elsewhere"))
+        );
     }
 }

@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::cgroup::{Groups, Version};
+
 /// Turns of the spin loop before a worker goes to sleep: some tens of microseconds, a few times the gap between two
 /// operations of one forward pass.
 const SPINS_BEFORE_SLEEP: u32 = 20_000;
@@ -41,7 +43,49 @@ pub struct Pool {
     shared: Arc<Shared>,
     /// Held by the caller of `run`: one job at a time.
     turn: Mutex<()>,
+    /// Whose step it is.
+    steps: Turns,
     workers: Vec<JoinHandle<()>>,
+}
+
+/// A lock that is handed on in the order of asking: with a plain one, who gives it back tends to get it again.
+#[derive(Debug, Default)]
+struct Turns {
+    /// Next ticket to give out, ticket that is served.
+    tickets: Mutex<(u64, u64)>,
+    next: Condvar,
+}
+
+/// Somebody's turn; the next one's begins when it is dropped.
+#[derive(Debug)]
+pub struct Turn<'a>(&'a Turns);
+
+impl Turns {
+    fn wait(&self) -> Turn<'_> {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = tickets.0;
+        tickets.0 += 1;
+        while tickets.1 != own {
+            tickets = self
+                .next
+                .wait(tickets)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Turn(self)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut tickets = self
+            .0
+            .tickets
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        tickets.1 += 1;
+        drop(tickets);
+        self.0.next.notify_all();
+    }
 }
 
 thread_local! {
@@ -83,6 +127,7 @@ impl Pool {
         Self {
             shared,
             turn: Mutex::new(()),
+            steps: Turns::default(),
             workers,
         }
     }
@@ -90,6 +135,13 @@ impl Pool {
     /// Threads that take part in a job, the caller included.
     pub fn num_threads(&self) -> usize {
         self.workers.len() + 1
+    }
+
+    /// Waits until no other holder of this guard computes. Models that share the pool take it for a step each, so that
+    /// their operations do not alternate and throw each other's data out of the caches. First come, first served.
+    /// [`Pool::run`] does not need it.
+    pub fn exclusive(&self) -> Turn<'_> {
+        self.steps.wait()
     }
 
     /// Calls `task(i)` once for every `i` in `0..num_tasks`, on all threads, and returns when every call has returned.
@@ -290,52 +342,22 @@ impl<'a, T> Disjoint<'a, T> {
 /// of its control group (version 1 or 2, rounded down, at least 1).
 pub fn num_threads(requested: Option<usize>) -> usize {
     requested.unwrap_or_else(|| {
-        available_cpus(Path::new("/sys/fs/cgroup"), Path::new("/proc/self/cgroup"))
+        // Honours the affinity mask (and on Linux already looks at the quota, which does no harm).
+        let affinity = std::thread::available_parallelism().map_or(1, usize::from);
+        let quota = cgroup_cpus(&Groups::of_this_process());
+        affinity.min(quota.unwrap_or(usize::MAX)).max(1)
     })
 }
 
-fn available_cpus(cgroup_root: &Path, self_cgroup: &Path) -> usize {
-    // Honours the affinity mask (and on Linux already looks at the quota, which does no harm).
-    let affinity = std::thread::available_parallelism().map_or(1, usize::from);
-    let own = std::fs::read_to_string(self_cgroup).unwrap_or_default();
-    affinity
-        .min(cgroup_cpus(cgroup_root, &own).unwrap_or(usize::MAX))
-        .max(1)
-}
-
 /// The tightest CPU quota on the way from this process's control group to the root, in whole CPUs.
-fn cgroup_cpus(root: &Path, own: &str) -> Option<usize> {
-    let mut quotas = Vec::new();
-    for line in own.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (
-            fields.next(),
-            fields.next().unwrap_or(""),
-            fields.next().unwrap_or("/"),
-        );
-        let version_2 = controllers.is_empty();
-        if !version_2 && !controllers.split(',').any(|c| c == "cpu") {
-            continue;
-        }
-        let base = if version_2 {
-            root.to_path_buf()
-        } else {
-            root.join("cpu")
-        };
-        let mut folder = base.join(path.trim_start_matches('/'));
-        loop {
-            quotas.extend(if version_2 {
-                quota_v2(&folder)
-            } else {
-                quota_v1(&folder)
-            });
-            if folder == base || !folder.pop() {
-                break;
-            }
-        }
-    }
-    quotas
-        .into_iter()
+fn cgroup_cpus(groups: &Groups) -> Option<usize> {
+    groups
+        .folders("cpu")
+        .iter()
+        .filter_map(|(version, folder)| match version {
+            Version::V2 => quota_v2(folder),
+            Version::V1 => quota_v1(folder),
+        })
         .min_by(f64::total_cmp)
         .map(|cpus| (cpus.floor() as usize).max(1))
 }
@@ -461,7 +483,7 @@ mod tests {
         write("cpu/old/cpu.cfs_period_us", "100000\n");
         write("cpu/free/cpu.cfs_quota_us", "-1\n");
         write("cpu/free/cpu.cfs_period_us", "100000\n");
-        let cpus = |own: &str| cgroup_cpus(root.path(), own);
+        let cpus = |own: &str| cgroup_cpus(&Groups::at(root.path(), own));
         assert_eq!(cpus("0::/a/b\n"), Some(2));
         assert_eq!(cpus("0::/tiny\n"), Some(1));
         assert_eq!(cpus("4:cpu,cpuacct:/old\n3:memory:/old\n"), Some(3));

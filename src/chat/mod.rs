@@ -4,11 +4,13 @@
 //! ([`Answer::collect`] is the second), so that they cannot differ. Read `request.rs`, then `turn.rs`.
 
 mod conversation;
-mod model;
 mod request;
+mod scored;
 mod turn;
 
 pub use conversation::{Conversation, Fitted, Room};
-pub use model::ChatModel;
 pub use request::{ChatRequest, Generation, Message, Role};
-pub use turn::{Answer, Delta, Deltas, complete, start, turn};
+pub use scored::ScoredToken;
+pub use turn::{
+    Answer, Delta, Deltas, PartialAnswer, complete, prompt, start, start_choices, turn,
+};

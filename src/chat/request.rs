@@ -33,6 +33,10 @@ pub struct Message {
     pub role: Role,
     /// What is said.
     pub content: String,
+    /// Who says it, for templates that tell participants of one role apart.
+    pub name: Option<String>,
+    /// What the model thought before an earlier answer, for templates that repeat it.
+    pub reasoning: Option<String>,
 }
 
 impl Message {
@@ -41,6 +45,8 @@ impl Message {
         Self {
             role,
             content: content.into(),
+            name: None,
+            reasoning: None,
         }
     }
 
@@ -61,7 +67,14 @@ impl Message {
 
     /// The form that templates read.
     pub(super) fn to_json(&self) -> Value {
-        json!({ "role": self.role.as_str(), "content": self.content })
+        let mut message = json!({ "role": self.role.as_str(), "content": self.content });
+        let optional = [("name", &self.name), ("reasoning_content", &self.reasoning)];
+        for (field, text) in optional {
+            if let Some(text) = text {
+                message[field] = Value::from(text.as_str());
+            }
+        }
+        message
     }
 }
 

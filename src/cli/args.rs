@@ -330,6 +330,10 @@ pub struct EvalArgs {
     /// Continue greedily by this many tokens and print their ids
     #[arg(long, value_name = "N")]
     pub greedy: Option<NonZeroUsize>,
+    /// Check on this machine that answers never depend on company, cache, chunks, blocks, threads or instruction set: compares
+    /// the bits of the logits of built-in prompts, or of those in `--tokens`
+    #[arg(long, conflicts_with_all = ["text", "logits", "greedy"])]
+    pub contract: bool,
     /// Decode weights to 32-bit floats and compute with plain code: slow and exact
     #[arg(long)]
     pub reference: bool,

@@ -11,9 +11,9 @@ use serde_json::json;
 use super::Printer;
 use super::args::BenchArgs;
 use super::load::{context, locate};
-use super::memory::peak_memory;
 use crate::error::{Error, Result};
 use crate::kv::{BLOCK_TOKENS, KvCache};
+use crate::memory;
 use crate::model::plan::CHUNK_TOKENS;
 use crate::model::{Batch, LoadOptions, Sequence, Transformer, load};
 use crate::ops::Context;
@@ -66,7 +66,7 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         prefill_tok_s: prefill.map(|(rate, _)| rate),
         ttft_ms: prefill.map(|(_, ttft)| ttft),
         decode,
-        peak_rss_bytes: peak_memory().unwrap_or(0),
+        peak_rss_bytes: memory::peak().unwrap_or(0),
     };
     print(args, &ctx, &located.name(), &report, printer)?;
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,6 @@
-//! `eval`: perplexity, logits and greedy tokens, to compare with a reference.
+//! `eval`: perplexity, logits and greedy tokens, to compare with a reference; and the numerical contract.
+
+mod contract;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,8 +12,9 @@ use serde_json::json;
 
 use super::Printer;
 use super::args::EvalArgs;
-use super::load::{TextParts, context, locate};
+use super::load::{context, locate};
 use crate::error::{Error, Result};
+use crate::host::TextParts;
 use crate::kv::{BLOCK_TOKENS, KvCache};
 use crate::model::plan::CHUNK_TOKENS;
 use crate::model::{Batch, LoadOptions, LoadedModel, Sequence, Transformer, load};
@@ -36,12 +39,19 @@ struct Prompts {
 pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     check(args)?;
     let located = locate(&args.models_dir, &args.model, printer)?;
-    let ctx = context(&args.device, &args.threads, printer)?;
     let path = if args.reference {
         WeightPath::Reference
     } else {
         WeightPath::Fast
     };
+    if args.contract {
+        let prompts = match &args.tokens {
+            Some(file) => Some(read_prompts(file)?),
+            None => None,
+        };
+        return contract::execute(args, &located, path, prompts, printer);
+    }
+    let ctx = context(&args.device, &args.threads, printer)?;
     let model = load(&ctx, &located.path, LoadOptions { path })
         .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
     if let Some(file) = &args.text {
@@ -54,9 +64,12 @@ pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 fn check(args: &EvalArgs) -> Result<()> {
+    if args.contract {
+        return Ok(());
+    }
     if args.text.is_none() && args.tokens.is_none() {
         return Err(Error::invalid(
-            "nothing to evaluate: give `--text FILE` or `--tokens FILE.json`",
+            "nothing to evaluate: give `--text FILE`, `--tokens FILE.json` or `--contract`",
         ));
     }
     if args.tokens.is_none() && (args.logits.is_some() || args.greedy.is_some()) {
@@ -120,20 +133,10 @@ fn tokens(
     file: &Path,
     printer: &Printer,
 ) -> Result<()> {
-    let text = std::fs::read(file).map_err(|e| Error::io("read", file, e))?;
-    let input: Prompts = serde_json::from_slice(&text).map_err(|e| {
-        let name = file.display();
-        Error::invalid(format!("`{name}` is not `{{\"prompts\": [[ids…],…]}}`")).with_source(e)
-    })?;
+    let prompts = read_prompts(file)?;
     let mut outputs = Vec::new();
     let mut greedy = Vec::new();
-    for (index, prompt) in input.prompts.iter().enumerate() {
-        if prompt.is_empty() {
-            return Err(Error::invalid(format!(
-                "prompt {index} in `{}` has no tokens",
-                file.display()
-            )));
-        }
+    for prompt in &prompts {
         let count = args.greedy.map_or(0, |n| n.get());
         let mut run = Run::new(ctx, transformer, prompt.len() + count);
         // The forward itself is chunked only by its caller; logits of all positions come chunk by chunk.
@@ -155,6 +158,21 @@ fn tokens(
         printer.data(json!({ "prompts": greedy }))?;
     }
     Ok(())
+}
+
+/// The prompts of a `--tokens` file, each with a token at least.
+fn read_prompts(file: &Path) -> Result<Vec<Vec<u32>>> {
+    let text = std::fs::read(file).map_err(|e| Error::io("read", file, e))?;
+    let name = file.display();
+    let input: Prompts = serde_json::from_slice(&text).map_err(|e| {
+        Error::invalid(format!("`{name}` is not `{{\"prompts\": [[ids…],…]}}`")).with_source(e)
+    })?;
+    if let Some(index) = input.prompts.iter().position(Vec::is_empty) {
+        return Err(Error::invalid(format!(
+            "prompt {index} in `{name}` has no tokens"
+        )));
+    }
+    Ok(input.prompts)
 }
 
 fn continue_greedily(run: &mut Run<'_>, first: u32, count: usize) -> Result<Vec<u32>> {

@@ -8,7 +8,6 @@ mod bench;
 mod eval;
 mod list;
 mod load;
-mod memory;
 mod printer;
 mod progress;
 mod pull;

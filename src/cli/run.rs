@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use super::args::RunArgs;
 use super::{Printer, load};
-use crate::chat::ChatModel;
 use crate::error::Result;
+use crate::host::{self, Model};
+use crate::model::plan::Wish;
 use answer::{Outcome, Session};
 use interrupt::Interrupts;
 
@@ -27,7 +28,7 @@ const INTERRUPTED: u8 = 130;
 /// A model that is ready, and how long that took.
 pub struct Loaded {
     /// The model.
-    pub model: ChatModel,
+    pub model: Model,
     /// From the first byte read to the model being ready.
     pub load_time: Duration,
 }
@@ -40,7 +41,11 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     execute_with(args, printer, |args| {
         let located = load::locate(&args.models_dir, &args.model, printer)?;
         let ctx = load::context(&args.device, &args.threads, printer)?;
-        load::load_chat_model(&located, ctx, args.max_context_len()?)
+        let wish = Wish {
+            context: args.max_context_len()?,
+            max_num_seqs: Some(1),
+        };
+        Ok(host::load_model(&located.name(), &located.path, ctx, wish)?.model)
     })
 }
 
@@ -51,7 +56,7 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
 pub fn execute_with(
     args: &RunArgs,
     printer: &Printer,
-    load: impl FnOnce(&RunArgs) -> Result<ChatModel>,
+    load: impl FnOnce(&RunArgs) -> Result<Model>,
 ) -> Result<ExitCode> {
     // Before the model is loaded: whoever sends an empty file learns it at once.
     let prompt = input::prompt(args.prompt.as_deref())?;

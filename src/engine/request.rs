@@ -1,7 +1,8 @@
 //! What goes into the engine and what comes out: token ids in, [`Event`]s out. No text on this side of the seam.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 
@@ -53,19 +54,24 @@ impl Default for SamplingParams {
     }
 }
 
-/// Cancels a request from any thread; dropping the event receiver does the same.
+/// Cancels a request from any thread; dropping the event receiver does the same. Clones are the same handle.
 #[derive(Debug, Clone, Default)]
-pub struct Cancel(Arc<AtomicBool>);
+pub struct Cancel(CancellationToken);
 
 impl Cancel {
     /// Asks the engine to stop this request before its next step.
     pub fn cancel(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.cancel();
     }
 
     /// Whether somebody asked.
     pub fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_cancelled()
+    }
+
+    /// Waits until somebody asks.
+    pub async fn cancelled(&self) {
+        self.0.cancelled().await;
     }
 }
 
@@ -111,6 +117,8 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Generated tokens, without the stop token.
     pub completion_tokens: usize,
+    /// Seconds from submission to admission.
+    pub queue_s: f64,
     /// Seconds from admission to the first token.
     pub prefill_s: f64,
     /// Seconds from the first token to the last.
@@ -120,6 +128,14 @@ pub struct Usage {
 /// What the engine reports about a sequence, in order.
 #[derive(Debug)]
 pub enum Event {
+    /// The sequence was admitted; at most once, before its first token. Who stops listening early knows these numbers only
+    /// from here.
+    Started {
+        /// How many prompt tokens came from the prefix cache.
+        cached_tokens: usize,
+        /// Seconds from submission to admission.
+        queue_s: f64,
+    },
     /// One generated token.
     Token {
         /// Its id.

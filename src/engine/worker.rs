@@ -1,219 +1,368 @@
-//! The worker thread of one model: takes requests from its queue, computes, samples, reports.
+//! The worker thread of one model: takes requests from its queue, computes steps, samples, reports.
 //!
-//! One sequence at a time for now; the loop already works on [`Batch`]es, block tables and chunks. What the last sequence
-//! left in the cache is used again where the next prompt begins with the same tokens, which by the numerical contract
-//! cannot change an answer.
+//! A turn of the loop: take what arrived, drop what was cancelled, let the [`Scheduler`] plan a step, compute it, sample, send the
+//! events. The thread sleeps when there is nothing to do. A panic or an error in a step fails the sequences of that step and
+//! nothing else; an error of one sequence (NaN logits) fails that one.
 
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Instant;
 
-use super::request::{Event, FinishReason, Request, Usage};
-use super::sampler::{History, Sampler};
-use super::{Engine, EngineInfo, Submission};
+use super::active::{Active, Verdict};
+use super::handle::Submission;
+use super::pacer::Pacer;
+use super::request::Event;
+use super::sampler::{Sampled, Sampler};
+use super::scheduler::{Limits, Scheduler, SeqId, Step};
+use super::stats::EngineStats;
+use super::{Engine, EngineInfo};
 use crate::error::{Error, Result};
-use crate::kv::{BLOCK_TOKENS, BlockPool, KvCache};
+use crate::kv::KvCache;
 use crate::model::plan::{CHUNK_TOKENS, Plan};
 use crate::model::{Batch, Sequence, Transformer};
-use crate::ops::Context;
+use crate::ops::{Context, Tensor};
 
-/// Requests that may wait for a worker.
-const QUEUE_LENGTH: usize = 200;
+/// What computes a step: the model with its KV cache.
+pub trait Forward: Send {
+    /// Logits of the rows that the batch asks for, `[Σ num_logits, vocab]`.
+    ///
+    /// # Errors
+    /// Those of the model; they fail the sequences of the batch.
+    fn forward(&mut self, ctx: &Context, batch: &Batch) -> Result<Tensor>;
+}
 
-/// Starts the worker of a loaded model. It ends when the last clone of the handle is dropped.
-///
-/// `masked_ids` are token ids that must never be chosen, such as padding rows of the head.
+/// A transformer with the cache of its worker.
+pub struct TransformerForward {
+    transformer: Transformer,
+    kv: KvCache,
+}
+
+impl TransformerForward {
+    /// Makes a cache of `num_blocks` blocks.
+    pub fn new(transformer: Transformer, num_blocks: usize) -> Self {
+        let kv = KvCache::new(&transformer.config().page_shapes(), num_blocks);
+        Self { transformer, kv }
+    }
+}
+
+impl Forward for TransformerForward {
+    fn forward(&mut self, ctx: &Context, batch: &Batch) -> Result<Tensor> {
+        self.transformer.forward(ctx, batch, &mut self.kv)
+    }
+}
+
+/// How a worker serves.
+#[derive(Debug, Clone)]
+pub struct WorkerSettings {
+    /// Requests that may wait; one more is refused.
+    pub max_queued: usize,
+    /// Ids that must never be chosen, such as padding rows of the head.
+    pub masked_ids: Arc<[u32]>,
+    /// Tokens of the largest step.
+    pub step_tokens: usize,
+}
+
+impl Default for WorkerSettings {
+    fn default() -> Self {
+        Self {
+            max_queued: 200,
+            masked_ids: Arc::default(),
+            step_tokens: CHUNK_TOKENS,
+        }
+    }
+}
+
+/// A running worker.
+#[derive(Debug)]
+pub struct Running {
+    /// The handle to it. The worker ends when the last clone is dropped and its sequences are over.
+    pub engine: Engine,
+    /// Ends when the worker has given its memory back.
+    pub thread: JoinHandle<()>,
+}
+
+/// Starts the worker of a loaded model.
 pub fn start(
     ctx: Context,
     transformer: Transformer,
     plan: &Plan,
-    masked_ids: Arc<[u32]>,
-) -> Engine {
-    let (queue, submissions) = mpsc::sync_channel(QUEUE_LENGTH);
+    settings: WorkerSettings,
+) -> Running {
+    let vocab_size = transformer.config().vocab_size;
+    let forward = TransformerForward::new(transformer, plan.num_blocks);
+    start_with(ctx, Box::new(forward), vocab_size, plan, settings)
+}
+
+/// Starts a worker around anything that computes steps.
+pub fn start_with(
+    ctx: Context,
+    forward: Box<dyn Forward>,
+    vocab_size: usize,
+    plan: &Plan,
+    settings: WorkerSettings,
+) -> Running {
+    let (queue, submissions) = mpsc::channel();
     let info = EngineInfo {
-        vocab_size: transformer.config().vocab_size,
+        vocab_size,
         max_context: plan.context,
         weight_bytes: plan.weight_bytes,
         kv_bytes: plan.kv_bytes,
+        num_blocks: plan.num_blocks,
+        max_num_seqs: plan.max_num_seqs,
+        max_queued: settings.max_queued,
     };
-    let num_blocks = plan.context.div_ceil(BLOCK_TOKENS);
-    let mut worker = Worker {
-        kv: KvCache::new(&transformer.config().page_shapes(), num_blocks),
-        pool: BlockPool::new(num_blocks),
-        resident: Resident::default(),
-        max_context: plan.context,
+    let stats = Arc::<EngineStats>::default();
+    let worker = Worker {
         ctx,
-        transformer,
-        masked_ids,
+        forward,
+        scheduler: Scheduler::new(Limits {
+            num_blocks: plan.num_blocks,
+            max_num_seqs: plan.max_num_seqs,
+        }),
+        active: BTreeMap::new(),
+        next_id: 0,
+        pacer: Pacer::new(settings.step_tokens),
+        stats: Arc::clone(&stats),
+        max_context: plan.context,
+        vocab_size,
+        masked_ids: settings.masked_ids,
     };
-    std::thread::Builder::new()
+    let thread = std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || worker.serve(&submissions))
         .expect("the system refuses to start a thread");
-    Engine::from_queue(queue, info)
-}
-
-/// The sequence whose keys and values are in the cache.
-#[derive(Debug, Default)]
-struct Resident {
-    /// Tokens whose keys and values are computed.
-    tokens: Vec<u32>,
-    blocks: Vec<u32>,
+    Running {
+        engine: Engine::from_queue(queue, info, stats),
+        thread,
+    }
 }
 
 struct Worker {
     ctx: Context,
-    transformer: Transformer,
-    kv: KvCache,
-    pool: BlockPool,
-    resident: Resident,
+    forward: Box<dyn Forward>,
+    scheduler: Scheduler,
+    active: BTreeMap<SeqId, Active>,
+    next_id: SeqId,
+    pacer: Pacer,
+    stats: Arc<EngineStats>,
     max_context: usize,
+    vocab_size: usize,
     masked_ids: Arc<[u32]>,
 }
 
-/// Why a sequence was not finished.
-enum Stop {
-    /// The events' receiver is gone: nobody wants to know.
-    Unheard,
-    Failed(Error),
-}
-
-impl From<Error> for Stop {
-    fn from(error: Error) -> Self {
-        Self::Failed(error)
-    }
-}
-
 impl Worker {
-    fn serve(&mut self, submissions: &Receiver<Submission>) {
-        for Submission { request, events } in submissions {
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.answer(&request, &events)));
-            let failure = match outcome {
-                Ok(Ok(()) | Err(Stop::Unheard)) => continue,
-                Ok(Err(Stop::Failed(error))) => error,
-                Err(_) => {
-                    // What the step left behind cannot be trusted.
-                    self.forget(0);
-                    Error::internal("the engine failed while it computed this answer")
-                }
-            };
+    fn serve(mut self, submissions: &Receiver<Submission>) {
+        while self.receive(submissions) {
+            self.drop_cancelled();
+            self.step();
+            self.note_stats();
+        }
+    }
+
+    /// Takes what arrived; sleeps when there is nothing else to do. `false` when all is over.
+    fn receive(&mut self, submissions: &Receiver<Submission>) -> bool {
+        if self.scheduler.is_idle() {
+            match submissions.recv() {
+                Ok(submission) => self.add(submission),
+                Err(mpsc::RecvError) => return false,
+            }
+        }
+        loop {
+            match submissions.try_recv() {
+                Ok(submission) => self.add(submission),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return !self.scheduler.is_idle(),
+            }
+        }
+    }
+
+    fn add(&mut self, submission: Submission) {
+        let sampling = &submission.request.sampling;
+        match Sampler::new(sampling, self.vocab_size, Arc::clone(&self.masked_ids)) {
+            Ok(sampler) => {
+                self.next_id += 1;
+                let (active, tokens) = Active::new(submission, sampler, self.max_context);
+                self.scheduler.add(self.next_id, tokens);
+                self.active.insert(self.next_id, active);
+            }
             // A receiver that is gone does not want the error either.
-            let _ = events.send(Event::Failed(failure));
+            Err(error) => drop(submission.events.send(Event::Failed(error))),
         }
     }
 
-    fn answer(&mut self, request: &Request, events: &Sender<Event>) -> Result<(), Stop> {
-        let sampler = Sampler::new(
-            &request.sampling,
-            self.transformer.config().vocab_size,
-            Arc::clone(&self.masked_ids),
-        )?;
-        let begin = Instant::now();
-        let cached = self.reuse(&request.tokens);
-        let mut usage = Usage {
-            prompt_tokens: request.tokens.len(),
-            cached_tokens: cached,
-            ..Usage::default()
-        };
-        let mut tokens = request.tokens.clone();
-        let mut logits = self.prefill(request, cached)?;
-        usage.prefill_s = begin.elapsed().as_secs_f64();
-        let decode_begin = Instant::now();
-        let reason = loop {
-            let history = History {
-                tokens: &tokens,
-                output_start: request.tokens.len(),
-            };
-            let sampled = sampler.sample(logits.as_mut_slice(), &history, tokens.len() as u64)?;
-            if request.stop_tokens.contains(&sampled.id) {
-                break FinishReason::Stop;
-            }
-            tokens.push(sampled.id);
-            usage.completion_tokens += 1;
-            let token = Event::Token {
-                id: sampled.id,
-                logprobs: sampled.logprobs,
-            };
-            events.send(token).map_err(|_| Stop::Unheard)?;
-            if usage.completion_tokens >= request.max_tokens || tokens.len() >= self.max_context {
-                break FinishReason::Length;
-            }
-            check_cancelled(request)?;
-            logits = self.compute(&tokens[tokens.len() - 1..], 1)?;
-        };
-        usage.decode_s = decode_begin.elapsed().as_secs_f64();
-        events
-            .send(Event::Done { reason, usage })
-            .map_err(|_| Stop::Unheard)
-    }
-
-    /// Keeps what the cache shares with the beginning of `prompt` (all but its last token at most) and forgets the rest.
-    fn reuse(&mut self, prompt: &[u32]) -> usize {
-        let shared = self
-            .resident
-            .tokens
+    fn drop_cancelled(&mut self) {
+        let cancelled = |active: &Active| active.is_cancelled();
+        let ids: Vec<SeqId> = self
+            .active
             .iter()
-            .zip(prompt)
-            .take_while(|(a, b)| a == b)
-            .count();
-        let kept = shared.min(prompt.len() - 1);
-        self.forget(kept);
-        kept
-    }
-
-    /// Forgets everything behind the first `kept` tokens.
-    fn forget(&mut self, kept: usize) {
-        self.resident.tokens.truncate(kept);
-        for block in self.resident.blocks.drain(kept.div_ceil(BLOCK_TOKENS)..) {
-            self.pool.give_back(block);
+            .filter(|(_, active)| cancelled(active))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in ids {
+            self.fail(id, Error::cancelled("the answer was stopped"));
         }
     }
 
-    fn prefill(&mut self, request: &Request, cached: usize) -> Result<crate::ops::Tensor, Stop> {
-        let rest = &request.tokens[cached..];
-        let mut chunks = rest.chunks(CHUNK_TOKENS);
-        let last = chunks.next_back().expect("one token is always computed");
-        for chunk in chunks {
-            check_cancelled(request)?;
-            self.compute(chunk, 0)?;
+    fn fail(&mut self, id: SeqId, error: Error) {
+        if let Some(active) = self.remove(id) {
+            active.fail(error);
         }
-        check_cancelled(request)?;
-        Ok(self.compute(last, 1)?)
     }
 
-    /// Computes the next tokens of the resident sequence.
-    fn compute(&mut self, tokens: &[u32], num_logits: usize) -> Result<crate::ops::Tensor> {
-        let first_position = self.resident.tokens.len();
-        while self.resident.blocks.len() * BLOCK_TOKENS < first_position + tokens.len() {
-            let block = self
-                .pool
-                .take()
-                .ok_or_else(|| Error::internal("the KV cache has no free block left"))?;
-            self.resident.blocks.push(block);
+    fn remove(&mut self, id: SeqId) -> Option<Active> {
+        self.scheduler.remove(id);
+        self.active.remove(&id)
+    }
+
+    fn step(&mut self) {
+        if self.scheduler.is_idle() {
+            return;
         }
-        let sequence = Sequence {
-            tokens: tokens.to_vec(),
-            first_position,
-            block_table: self.resident.blocks.clone(),
-            num_logits,
+        let step = self.scheduler.schedule(self.pacer.budget());
+        self.note_admissions(&step);
+        let begin = Instant::now();
+        let batch = self.batch(&step);
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let _turn = self.ctx.pool().exclusive();
+            self.forward.forward(&self.ctx, &batch)
+        }));
+        match outcome {
+            Ok(Ok(mut logits)) => {
+                let (decodes, prompt_tokens) = shape(&step);
+                self.pacer.observe(decodes, prompt_tokens, begin.elapsed());
+                self.scheduler.commit(&step);
+                self.sample(&step, &mut logits);
+            }
+            Ok(Err(error)) => self.fail_step(&step, &error.chain()),
+            Err(panic) => self.fail_step(&step, &panic_text(&*panic)),
+        }
+    }
+
+    fn fail_step(&mut self, step: &Step, why: &str) {
+        tracing::error!(
+            sequences = step.parts.len(),
+            error = why,
+            "engine step failed"
+        );
+        for part in &step.parts {
+            let error = Error::internal(format!(
+                "the engine failed while it computed this answer: {why}"
+            ));
+            self.fail(part.id, error);
+        }
+    }
+
+    fn note_admissions(&mut self, step: &Step) {
+        for id in &step.admitted {
+            let cached = self.scheduler.cached_tokens(*id);
+            if let Some(active) = self.active.get_mut(id) {
+                active.admit(cached);
+            }
+        }
+        if !step.preempted.is_empty() {
+            let count = step.preempted.len();
+            tracing::info!(
+                sequences = count,
+                "preempted: the KV cache is full, they are computed again later"
+            );
+            self.stats
+                .preemptions
+                .fetch_add(count as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn batch(&self, step: &Step) -> Batch {
+        let sequence = |part: &super::scheduler::Part| Sequence {
+            tokens: self.scheduler.tokens(part.id)[part.first..part.first + part.count].to_vec(),
+            first_position: part.first,
+            block_table: self.scheduler.block_table(part.id).to_vec(),
+            num_logits: usize::from(part.samples),
         };
-        let logits = self.transformer.forward(
-            &self.ctx,
-            &Batch {
-                sequences: vec![sequence],
-            },
-            &mut self.kv,
-        )?;
-        self.resident.tokens.extend_from_slice(tokens);
-        Ok(logits)
+        Batch {
+            sequences: step.parts.iter().map(sequence).collect(),
+        }
+    }
+
+    /// Chooses the next token of every sequence that is computed to its end.
+    fn sample(&mut self, step: &Step, logits: &mut Tensor) {
+        let ids: Vec<SeqId> = step
+            .parts
+            .iter()
+            .filter(|part| part.samples)
+            .map(|part| part.id)
+            .collect();
+        let cols = logits.cols();
+        // A task locks its own row only; the locks are there so that tasks may share the list.
+        let rows: Vec<_> = logits
+            .as_mut_slice()
+            .chunks_mut(cols.max(1))
+            .map(|row| Mutex::new((row, None)))
+            .collect();
+        self.ctx.pool().run(ids.len(), |index| {
+            let id = ids[index];
+            let mut row = rows[index].lock().unwrap_or_else(PoisonError::into_inner);
+            let tokens = self.scheduler.tokens(id);
+            let sampled = catch_unwind(AssertUnwindSafe(|| self.active[&id].sample(row.0, tokens)));
+            row.1 = Some(sampled.unwrap_or_else(|panic| {
+                let why = panic_text(&*panic);
+                Err(Error::internal(format!("choosing a token failed: {why}")))
+            }));
+        });
+        let sampled: Vec<_> = rows
+            .into_iter()
+            .map(|row| row.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+            .collect();
+        for (id, sampled) in ids.into_iter().zip(sampled) {
+            match sampled.expect("every row was sampled") {
+                Ok(sampled) => self.take(id, sampled),
+                Err(error) => self.fail(id, error),
+            }
+        }
+    }
+
+    fn take(&mut self, id: SeqId, sampled: Sampled) {
+        let Some(active) = self.active.get_mut(&id) else {
+            return;
+        };
+        let token = sampled.id;
+        match active.take(sampled) {
+            Verdict::Continue => self.scheduler.push_token(id, token),
+            Verdict::Over => drop(self.remove(id)),
+        }
+    }
+
+    fn note_stats(&self) {
+        let (stats, pool) = (&self.stats, self.scheduler.pool());
+        stats.steps.fetch_add(1, Ordering::Relaxed);
+        stats
+            .running
+            .store(self.scheduler.num_running(), Ordering::Relaxed);
+        stats
+            .waiting
+            .store(self.scheduler.num_waiting(), Ordering::Relaxed);
+        stats.used_blocks.store(pool.num_used(), Ordering::Relaxed);
+        stats
+            .cached_blocks
+            .store(pool.num_cached(), Ordering::Relaxed);
     }
 }
 
-fn check_cancelled(request: &Request) -> Result<()> {
-    if request.cancel.is_cancelled() {
-        Err(Error::cancelled("the answer was stopped"))
-    } else {
-        Ok(())
-    }
+/// Decodes and prompt tokens of a step.
+fn shape(step: &Step) -> (usize, usize) {
+    let is_decode = |part: &&super::scheduler::Part| part.count == 1 && part.samples;
+    let decodes = step.parts.iter().filter(is_decode).count();
+    let tokens: usize = step.parts.iter().map(|part| part.count).sum();
+    (decodes, tokens - decodes)
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned());
+    text.unwrap_or_else(|| "a panic without a message".to_owned())
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::config::{BiasPresence, ModelConfig, QkNorm};
 use super::names::{LayerWeight, ModelWeight, Names};
 use super::read::read_config;
-use super::transformer::{Layer, Transformer};
+use super::transformer::{Head, Layer, Transformer};
 use crate::error::{Error, Result};
 use crate::formats::{self, MappedBytes, TensorSource, TensorView, Weights};
 use crate::nn::{Linear, WeightPath};
@@ -116,11 +116,12 @@ impl<'a> Loader<'a> {
         Ok(Transformer::new(self.config, embedding, layers, norm, head))
     }
 
-    fn head(&mut self, embedding: &RawMatrix) -> Result<Linear> {
+    fn head(&mut self, embedding: &RawMatrix) -> Result<Head> {
         let name = format!("{}.weight", self.names.model(ModelWeight::Head));
         let own = self.unused.contains_key(&name);
+        let tied = !own && self.config.tied_head != Some(false);
         let matrix = match (self.config.tied_head, own) {
-            (Some(true) | None, false) => embedding.clone(),
+            _ if tied => embedding.clone(),
             (Some(true), true) => {
                 let own = self.matrix(&name, self.config.vocab_size, self.config.hidden_size)?;
                 if own.encoding() != embedding.encoding() || own.bytes() != embedding.bytes() {
@@ -131,8 +132,9 @@ impl<'a> Loader<'a> {
             }
             _ => self.matrix(&name, self.config.vocab_size, self.config.hidden_size)?,
         };
-        Linear::new(self.ctx, &matrix, None, self.options.path)
-            .map_err(|e| e.context(format!("tensor `{name}`")))
+        let linear = Linear::new(self.ctx, &matrix, None, self.options.path)
+            .map_err(|e| e.context(format!("tensor `{name}`")))?;
+        Ok(Head { linear, tied })
     }
 
     fn layer(&mut self, layer: usize) -> Result<Layer> {

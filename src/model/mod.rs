@@ -10,6 +10,7 @@
 //! | `names.rs` | canonical weight names ↔ names in files |
 //! | `load.rs` | `ModelConfig` + tensors → [`Transformer`] |
 //! | `transformer.rs` | the forward pass |
+//! | `weigh.rs` | bytes of the weights before they are loaded |
 //! | `plan.rs` | bytes for weights, KV and activations |
 
 pub mod arch;
@@ -20,8 +21,10 @@ pub mod plan;
 mod read;
 mod rope;
 mod transformer;
+mod weigh;
 
 pub use config::{LayerConfig, ModelConfig, QkNorm};
 pub use load::{LoadOptions, LoadedModel, load};
 pub use read::read_config;
 pub use transformer::{Batch, Sequence, Transformer};
+pub use weigh::weigh;

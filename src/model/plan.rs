@@ -1,7 +1,5 @@
 //! Bytes before they are allocated: weights, KV, activations, and what the machine has.
 
-use std::path::Path;
-
 use super::ModelConfig;
 use crate::error::{Error, Result};
 use crate::kv::{BLOCK_TOKENS, KvCache};
@@ -10,6 +8,25 @@ use crate::units::format_size;
 /// Tokens of the largest prefill chunk; activations are planned for it.
 pub const CHUNK_TOKENS: usize = 512;
 
+/// Sequences that the KV pool is planned for unless somebody says otherwise; more can run, as hardly any uses the whole
+/// context.
+const DEFAULT_NUM_SEQS: usize = 8;
+/// Most sequences that run at once unless somebody says otherwise.
+const MOST_NUM_SEQS: usize = 256;
+/// Blocks of the pool for each of the sequences that may run at once: 256 tokens.
+const BLOCKS_PER_SEQ: usize = 16;
+/// Less context than this is of no use to anybody.
+const MIN_CONTEXT: usize = 256;
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Wish {
+    /// Tokens that one sequence can hold; the model's own context, as far as memory allows, without.
+    pub context: Option<usize>,
+    /// Sequences that run at once; decided by the size of the pool without.
+    pub max_num_seqs: Option<usize>,
+}
+
 /// What a loaded model will take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
@@ -17,113 +34,98 @@ pub struct Plan {
     pub weight_bytes: usize,
     /// The KV pool.
     pub kv_bytes: usize,
-    /// Activations of the largest chunk.
+    /// Activations of the largest step.
     pub activation_bytes: usize,
-    /// Tokens that a sequence can hold.
+    /// Tokens that a sequence can hold; the pool holds one such sequence at least.
     pub context: usize,
+    /// Blocks of the KV pool.
+    pub num_blocks: usize,
+    /// Sequences that run at once.
+    pub max_num_seqs: usize,
 }
 
-/// Activation bytes of a chunk of `tokens` tokens: the widest moment of a layer (residual, norm, q, k, v, gate, up, all
-/// F32, and one 8-bit copy), and one row of logits.
-pub fn activation_bytes(config: &ModelConfig, tokens: usize) -> usize {
+impl Plan {
+    /// All of it.
+    pub fn total_bytes(&self) -> usize {
+        self.weight_bytes + self.kv_bytes + self.activation_bytes
+    }
+}
+
+/// Activation bytes of a step of `tokens` tokens: the widest moment of a layer (residual, norm, q, k, v, gate, up, all
+/// F32, and one 8-bit copy), and `logit_rows` rows of logits.
+pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) -> usize {
     let attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
     let per_token = 3 * config.hidden_size + attention + 2 * config.intermediate_size;
-    tokens * per_token * size_of::<f32>() * 5 / 4 + config.vocab_size * size_of::<f32>()
+    let logits = logit_rows * config.vocab_size * size_of::<f32>();
+    tokens * per_token * size_of::<f32>() * 5 / 4 + logits
 }
 
-/// Plans a context of `requested` tokens, or as much of the model's own context as `available` bytes allow beside
-/// `weight_bytes`.
+/// Plans context, pool and number of sequences for `available` bytes, of which the weights take `weight_bytes`.
+///
+/// The pool is planned for the sequences that were asked for (8 without a wish) with a full context each; without a wish
+/// it takes at most half of what the weights leave, but always holds one sequence.
 ///
 /// # Errors
-/// `OutOfMemory`, with the numbers, when an explicit request does not fit, or not even 256 tokens would.
+/// `OutOfMemory`, with the numbers, when an explicit context does not fit, or not even 256 tokens would.
 pub fn plan(
     config: &ModelConfig,
     weight_bytes: usize,
-    requested: Option<usize>,
+    wish: Wish,
     available: usize,
 ) -> Result<Plan> {
-    /// Less context than this is of no use to anybody.
-    const MIN_CONTEXT: usize = 256;
-    let block_bytes = KvCache::block_bytes(&config.page_shapes());
-    let activation_bytes = activation_bytes(config, CHUNK_TOKENS);
-    let left = available.saturating_sub(weight_bytes + activation_bytes);
-    let fits = left / block_bytes.max(1) * BLOCK_TOKENS;
-    let own = requested
-        .unwrap_or(config.max_context)
-        .min(config.max_context);
-    let context = if requested.is_some() {
-        own
-    } else {
-        own.min(fits)
+    let block_bytes = KvCache::block_bytes(&config.page_shapes()).max(1);
+    let base_bytes = weight_bytes + activation_bytes(config, CHUNK_TOKENS, 1);
+    let most_blocks = available.saturating_sub(base_bytes) / block_bytes;
+    let own = wish.context.unwrap_or(config.max_context);
+    let own = own.min(config.max_context);
+    let fits = most_blocks * BLOCK_TOKENS;
+    let context = match wish.context {
+        Some(_) => own,
+        None => own.min(fits),
     };
-    let kv_bytes = context.div_ceil(BLOCK_TOKENS) * block_bytes;
     if context > fits || context < MIN_CONTEXT.min(own) {
-        let [weights, kv, activations, memory] =
-            [weight_bytes, kv_bytes, activation_bytes, available].map(|b| format_size(b as u64));
-        return Err(Error::out_of_memory(format!(
-            "the model does not fit: weights {weights}, KV cache {kv} for {own} tokens, activations {activations}, available {memory}"
-        ))
-        .with_hint("choose a smaller --max-context-len or a smaller quantisation, or free memory"));
+        return Err(does_not_fit(config, weight_bytes, own, available));
     }
+    let per_sequence = context.div_ceil(BLOCK_TOKENS);
+    let wanted = per_sequence.saturating_mul(wish.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS));
+    let share = match wish.max_num_seqs {
+        Some(_) => most_blocks,
+        None => most_blocks / 2,
+    };
+    let num_blocks = wanted.min(share).max(per_sequence);
+    let max_num_seqs = match wish.max_num_seqs {
+        // More than there are blocks could never run at once.
+        Some(wanted) => wanted.clamp(1, num_blocks),
+        None => (num_blocks / BLOCKS_PER_SEQ).clamp(1, MOST_NUM_SEQS),
+    };
+    // Each of them needs a row of logits, the first of which is counted above.
+    let kv_bytes = num_blocks * block_bytes;
+    let row_bytes = (config.vocab_size * size_of::<f32>()).max(1);
+    let rows = 1 + available.saturating_sub(base_bytes + kv_bytes) / row_bytes;
+    let max_num_seqs = max_num_seqs.min(rows);
     Ok(Plan {
         weight_bytes,
         kv_bytes,
-        activation_bytes,
+        activation_bytes: activation_bytes(config, CHUNK_TOKENS, max_num_seqs),
         context,
+        num_blocks,
+        max_num_seqs,
     })
 }
 
-/// Bytes that this process may still take: what the system has available, capped by the control group's limit.
-pub fn available_memory() -> usize {
-    let system = std::fs::read_to_string("/proc/meminfo")
-        .ok()
-        .and_then(|text| meminfo(&text, "MemAvailable:"));
-    let groups = [
-        "/sys/fs/cgroup/memory.max",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-    ];
-    let limit = groups.iter().find_map(|path| limit_of(Path::new(path)));
-    let used = [
-        "/sys/fs/cgroup/memory.current",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ];
-    let used = used
-        .iter()
-        .find_map(|path| limit_of(Path::new(path)))
-        .unwrap_or(0);
-    let group = limit.map(|limit| limit.saturating_sub(used));
-    system
-        .into_iter()
-        .chain(group)
-        .min()
-        .unwrap_or(usize::MAX / 2)
-}
-
-fn limit_of(path: &Path) -> Option<usize> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-fn meminfo(text: &str, key: &str) -> Option<usize> {
-    let line = text.lines().find(|line| line.starts_with(key))?;
-    let kib: usize = line[key.len()..]
-        .trim()
-        .trim_end_matches("kB")
-        .trim()
-        .parse()
-        .ok()?;
-    kib.checked_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_information_is_read_in_kibibytes() {
-        assert_eq!(
-            meminfo("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable:"),
-            Some(12 * 1024)
-        );
-        assert_eq!(meminfo("MemTotal: 5 kB\n", "MemAvailable:"), None);
-    }
+fn does_not_fit(
+    config: &ModelConfig,
+    weight_bytes: usize,
+    context: usize,
+    available: usize,
+) -> Error {
+    let block_bytes = KvCache::block_bytes(&config.page_shapes());
+    let kv_bytes = context.div_ceil(BLOCK_TOKENS) * block_bytes;
+    let activations = activation_bytes(config, CHUNK_TOKENS, 1);
+    let [weights, kv, activations, memory] =
+        [weight_bytes, kv_bytes, activations, available].map(|b| format_size(b as u64));
+    Error::out_of_memory(format!(
+        "the model does not fit: weights {weights}, KV cache {kv} for {context} tokens, activations {activations}, available {memory}"
+    ))
+    .with_hint("choose a smaller --max-context-len or a smaller quantisation, or free memory")
 }

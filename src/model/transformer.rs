@@ -109,6 +109,26 @@ impl Layer {
             &self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down,
         ]
     }
+
+    fn bytes(&self) -> usize {
+        let norms = [
+            Some(&self.attn_norm),
+            self.q_norm.as_ref(),
+            self.k_norm.as_ref(),
+            self.post_attn_norm.as_ref(),
+            Some(&self.ffn_norm),
+            self.post_ffn_norm.as_ref(),
+        ];
+        let norms = norms
+            .into_iter()
+            .flatten()
+            .map(|norm| size_of_val(&norm[..]));
+        self.linears()
+            .map(Linear::bytes)
+            .into_iter()
+            .chain(norms)
+            .sum()
+    }
 }
 
 /// A decoder-only transformer with its weights.
@@ -118,7 +138,15 @@ pub struct Transformer {
     embedding: RawMatrix,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    head: Linear,
+    head: Head,
+}
+
+/// The output matrix.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub linear: Linear,
+    /// Made of the embedding table.
+    pub tied: bool,
 }
 
 /// What every layer of one forward pass shares.
@@ -135,7 +163,7 @@ impl Transformer {
         embedding: RawMatrix,
         layers: Vec<Layer>,
         norm: Vec<f32>,
-        head: Linear,
+        head: Head,
     ) -> Self {
         Self {
             config,
@@ -154,13 +182,13 @@ impl Transformer {
     /// Bytes of weights that stay resident: linear layers as they are multiplied, and norms. A tied embedding is counted
     /// once; of an embedding table of its own only the rows that are read become resident, but all of it is counted.
     pub fn weight_bytes(&self) -> usize {
-        let layers: usize = self
-            .layers
-            .iter()
-            .flat_map(|l| l.linears())
-            .map(Linear::bytes)
-            .sum();
-        layers + self.head.bytes() + self.embedding.bytes().len()
+        let layers: usize = self.layers.iter().map(Layer::bytes).sum();
+        let embedding = if self.head.tied {
+            0
+        } else {
+            self.embedding.bytes().len()
+        };
+        layers + size_of_val(&self.norm[..]) + self.head.linear.bytes() + embedding
     }
 
     /// Computes `batch`, writes its keys and values into `kv`, and returns the logits of the rows that were asked for:
@@ -193,7 +221,7 @@ impl Transformer {
         }
         let last = select_rows(ctx, &x, &batch.logit_rows());
         let normed = rms_norm(ctx, &last, &self.norm, self.config.norm_eps);
-        let mut logits = self.head.forward(ctx, &Input::new(&normed))?; // [logit rows, vocab]
+        let mut logits = self.head.linear.forward(ctx, &Input::new(&normed))?; // [logit rows, vocab]
         if let Some(cap) = self.config.final_soft_cap {
             soft_cap(ctx, &mut logits, cap);
         }

@@ -19,6 +19,7 @@
 //! To add an op, see `docs/architecture.md`, "Adding an op".
 
 pub mod attention;
+mod buffer;
 pub mod cpu_level;
 pub mod elementwise;
 pub mod embed;
@@ -54,6 +55,16 @@ impl Context {
             pool,
             level,
             arena: Arena::default(),
+        }
+    }
+
+    /// A context on the same device and threads with buffers of its own: what one model's steps need is given back with
+    /// that model.
+    #[must_use]
+    pub fn sibling(&self) -> Self {
+        Self {
+            arena: Arena::default(),
+            ..self.clone()
         }
     }
 

@@ -2,11 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use super::scan::read_small_file;
+use super::scan::{LocalModel, Weights, read_small_file};
+use crate::formats::MappedBytes;
+use crate::formats::gguf::Metadata;
 use crate::formats::gguf::header::{self, Value};
+use crate::formats::gguf::meta::HeaderBytes;
 use crate::formats::mmap::Mapping;
 
 /// `architectures[0]` of the folder's `config.json`.
@@ -51,4 +55,53 @@ pub fn gguf_architecture(file: &Path) -> Option<String> {
 /// Text from a file, safe to print on a terminal: no control characters, not endless.
 fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).take(80).collect()
+}
+
+/// What `list` shows of a model's inside without loading it; 0 where the files do not say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Geometry {
+    /// Rows of the embedding table.
+    pub vocab_size: u64,
+    /// Layers.
+    pub num_layers: u64,
+}
+
+impl Geometry {
+    /// Reads the headers of `model`.
+    pub fn of(model: &LocalModel) -> Self {
+        match &model.weights {
+            Weights::Safetensors(_) => Self::of_folder(&model.dir),
+            Weights::Gguf { files, .. } => files.first().and_then(|file| Self::of_gguf(file)),
+        }
+        .unwrap_or_default()
+    }
+
+    fn of_folder(dir: &Path) -> Option<Self> {
+        let config: Json =
+            serde_json::from_slice(&read_small_file(&dir.join("config.json"))?).ok()?;
+        // Models with a tower for images keep the language model's fields one level down.
+        let field = |name: &str| {
+            let number = |config: &Json| config.get(name)?.as_u64();
+            number(&config).or_else(|| number(config.get("text_config")?))
+        };
+        Some(Self {
+            vocab_size: field("vocab_size").unwrap_or(0),
+            num_layers: field("num_hidden_layers").unwrap_or(0),
+        })
+    }
+
+    fn of_gguf(file: &Path) -> Option<Self> {
+        let mapping = Mapping::open(file).ok()?;
+        let header = header::parse(mapping.as_slice()).ok()?;
+        let embedding = |tensor: &&header::TensorEntry| tensor.name == "token_embd.weight";
+        let rows = header.tensors.iter().find(embedding)?.dims.last().copied();
+        let bytes = MappedBytes::new(Arc::clone(&mapping), 0, mapping.as_slice().len()).ok()?;
+        let metadata = Metadata::new(HeaderBytes::Mapped(bytes), &header);
+        let architecture = metadata.find_str("general.architecture").ok()??;
+        let layers = metadata.find_u64(&format!("{architecture}.block_count"));
+        Some(Self {
+            vocab_size: rows.unwrap_or(0) as u64,
+            num_layers: layers.ok().flatten().unwrap_or(0),
+        })
+    }
 }

@@ -25,10 +25,11 @@ pub use disk::{free_bytes, require_free};
 pub use gguf_name::{GgufVariant, group_variants, is_companion};
 pub use lock::{Lock, LockOutcome};
 pub use manifest::{Manifest, ManifestFile};
+pub use metadata::Geometry;
 pub use model_name::{ModelName, check_file_name};
 pub use registry::{Registry, RegistryEntry, load_registry, update_registry};
 pub use remove::{Removal, Removed, plan_removal};
-pub use resolve::{Located, resolve_exact, resolve_for_run};
+pub use resolve::{Located, check_requested, resolve_exact, resolve_for_run, resolve_unique};
 pub use scan::{
     LocalModel, PART_SUFFIX, Weights, is_wanted_file, is_weight_file, scan, write_gguf_index,
 };

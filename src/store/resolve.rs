@@ -98,6 +98,71 @@ pub fn resolve_exact(models_dir: &Path, text: &str) -> Result<LocalModel> {
     .with_hint("give the exact name, as `oxydllm list` prints it"))
 }
 
+/// The one model that `text` means, for requests from the network: exact id, exact without regard to case, beginning of the
+/// name, part of the name; the first rule that fits anything decides. The text is checked before anything is read, and it
+/// is only ever compared with ids.
+///
+/// # Errors
+/// `Invalid` for a text that cannot be a name, that fits several models, or whose model is incomplete; `NotFound`.
+pub fn resolve_unique(models: &[LocalModel], text: &str) -> Result<LocalModel> {
+    check_requested(text)?;
+    let mut found = matching(models, text, &EXACT);
+    if found.is_empty() {
+        found = matching(models, text, &PARTIAL);
+    }
+    let complete: Vec<&LocalModel> = found
+        .iter()
+        .copied()
+        .filter(|model| model.missing.is_empty())
+        .collect();
+    match (&complete[..], found.first()) {
+        ([only], _) => Ok((*only).clone()),
+        // Where the models lie is no business of whoever asks from elsewhere.
+        ([], None) => Err(with_remedy(
+            Error::not_found(format!("there is no model `{}`", text.escape_debug())),
+            text,
+            models,
+        )),
+        ([], Some(first)) => Err(incomplete(first)),
+        (several, _) => {
+            let ids: Vec<String> = several.iter().map(|model| model.id.clone()).collect();
+            Err(Error::invalid(format!(
+                "`{text}` fits {} models: {}",
+                ids.len(),
+                listed(&ids)
+            ))
+            .with_hint("give one of these names in full"))
+        }
+    }
+}
+
+/// Refuses what can only be an attempt to name something outside the models directory, or nothing at all.
+///
+/// # Errors
+/// `Invalid`, with what is wrong with it.
+pub fn check_requested(text: &str) -> Result<()> {
+    /// Namespace, folder and file stem, each as long as a file name can be.
+    const MAX_BYTES: usize = 3 * 256;
+    let why = if text.trim().is_empty() {
+        "it is empty"
+    } else if text.len() > MAX_BYTES {
+        "it is longer than a name can be"
+    } else if text.chars().any(|c| c.is_control() || c == '\\') {
+        "it contains a backslash or a control character"
+    } else if text.split('/').any(|part| part.trim().is_empty()) {
+        "a part of it is empty"
+    } else if text.split('/').any(|part| part == "." || part == "..") {
+        "it contains `.` or `..`"
+    } else {
+        return Ok(());
+    };
+    let shown: String = text.escape_debug().take(80).collect();
+    Err(
+        Error::invalid(format!("`{shown}` is not a model name: {why}"))
+            .with_hint("a name is `name` or `user/name`, as `oxydllm list` prints it"),
+    )
+}
+
 type Rule = fn(typed: &str, name: &str) -> bool;
 
 /// Tried in this order; the first that matches anything decides.
@@ -229,6 +294,10 @@ fn not_found(models_dir: &Path, text: &str, models: &[LocalModel]) -> Error {
         text.escape_debug(),
         models_dir.display()
     ));
+    with_remedy(error, text, models)
+}
+
+fn with_remedy(error: Error, text: &str, models: &[LocalModel]) -> Error {
     if super::ModelName::parse(text).is_ok_and(|name| name.namespace().is_some()) {
         error.with_hint(format!("download it with `oxydllm pull {text}`"))
     } else if models.is_empty() {
@@ -258,6 +327,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::error::ErrorKind;
 
     fn store(files: &[&str]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -372,6 +442,63 @@ mod tests {
             error.contains("`Qwen/Qwen3-0.6B-Q4_K_M`, `Qwen/Qwen3-0.6B-Q8_0`"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_request_means_one_model_or_learns_which_it_could_mean() {
+        let root = store(&[&FILES[..], &["u/part/part-Q4_0.gguf.part"]].concat());
+        let models = scan(root.path()).unwrap();
+        let unique = |text| resolve_unique(&models, text);
+        for (typed, id) in [
+            ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B"),
+            ("qwen/qwen3-4b", "Qwen/Qwen3-4B"),
+            ("Qwen3-4B", "Qwen/Qwen3-4B"),
+            ("2507", "Qwen/Qwen3-4B-Instruct-2507"),
+            (
+                "Qwen/Qwen3-0.6B-GGUF/qwen3-0.6b-q8_0",
+                "Qwen/Qwen3-0.6B-Q8_0",
+            ),
+        ] {
+            assert_eq!(unique(typed).unwrap().id, id, "{typed}");
+        }
+        let several = unique("Qwen/Qwen3-0.6B").unwrap_err();
+        assert_eq!(several.kind(), ErrorKind::Invalid);
+        assert_eq!(
+            several.to_string(),
+            "`Qwen/Qwen3-0.6B` fits 2 models: `Qwen/Qwen3-0.6B-Q4_K_M`, `Qwen/Qwen3-0.6B-Q8_0`"
+        );
+        let absent = unique("Qwen/Qwen3-4B-AWQ").unwrap_err();
+        assert_eq!(absent.kind(), ErrorKind::NotFound, "{absent}");
+        let incomplete = unique("part").unwrap_err();
+        assert!(
+            incomplete.to_string().contains("is incomplete"),
+            "{incomplete}"
+        );
+    }
+
+    #[test]
+    fn a_request_that_is_no_name_is_refused_before_anything_is_read() {
+        for typed in [
+            "",
+            " ",
+            "..",
+            ".",
+            "a/../../b",
+            "../../etc/passwd",
+            "/etc/passwd",
+            "a//b",
+            "a/",
+            "C:\\x",
+            "a\0b",
+            "a\nb",
+            "a/ /b",
+            &"x".repeat(1000),
+        ] {
+            let error = resolve_unique(&[], typed).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{typed:?}");
+            assert!(error.to_string().contains("is not a model name"), "{error}");
+        }
+        assert!(check_requested("org/model-1.5B..v2").is_ok());
     }
 
     #[test]

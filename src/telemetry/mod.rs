@@ -1,14 +1,23 @@
 //! Logs. Library code uses `tracing`; this module decides where that goes: standard error, as text or as JSON lines.
 //!
+//! In both forms a line within a span carries the fields of the span, so that all lines of a request have its `request_id`
+//! (`json.rs` for where). [`metrics`] holds the counters of a server.
+//!
 //! Commands that talk to a person log warnings only ([`INTERACTIVE_FILTER`]), so that `list` and `run` stay clean;
 //! a server also logs information ([`SERVER_FILTER`]). `RUST_LOG` overrides either.
+
+mod json;
+pub mod metrics;
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::JsonFields;
 
 use crate::env;
 use crate::error::{Error, Result};
+
+pub use metrics::Metrics;
 
 /// What is logged by commands that talk to a person, unless `RUST_LOG` says otherwise.
 pub const INTERACTIVE_FILTER: &str = "oxydllm=warn,hyper=warn,tower=warn";
@@ -31,7 +40,10 @@ pub fn init(default_filter: &str) -> Result<()> {
         .with_writer(std::io::stderr);
     // An already installed subscriber (a test, an embedding program) stays in charge.
     let _ = if is_json {
-        builder.json().try_init()
+        builder
+            .fmt_fields(JsonFields::new())
+            .event_format(json::JsonLines)
+            .try_init()
     } else {
         builder.compact().with_ansi(use_color).try_init()
     };

@@ -5,13 +5,17 @@
 //! a lone byte gives one, and so does a character that breaks off. (The `ByteFallback` step of `tokenizer.json` replaces every
 //! byte of a run that is invalid anywhere, which would make a stream take back what it said.)
 
+use std::ops::Deref;
+
 use crate::text::Tokenizer;
 use crate::text::tokenizer::Decoding;
 
 /// Decodes one sequence. Concatenated, the pieces are exactly [`Tokenizer::decode`] of the ids (or, for
 /// [`Detokenizer::at_start`], [`Tokenizer::decode_from_start`]).
-pub struct Detokenizer<'a> {
-    tokenizer: &'a Tokenizer,
+///
+/// `T` points at the tokenizer: a reference, or an `Arc` where the decoder outlives the caller.
+pub struct Detokenizer<T> {
+    tokenizer: T,
     skip_special: bool,
     /// A leading space is dropped as long as this is set.
     strip_space: bool,
@@ -22,9 +26,9 @@ pub struct Detokenizer<'a> {
     given: usize,
 }
 
-impl<'a> Detokenizer<'a> {
+impl<T: Deref<Target = Tokenizer>> Detokenizer<T> {
     /// Decodes what follows a prompt: the first token keeps its leading space. Control tokens are skipped.
-    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+    pub fn new(tokenizer: T) -> Self {
         Self {
             tokenizer,
             skip_special: true,
@@ -36,7 +40,7 @@ impl<'a> Detokenizer<'a> {
     }
 
     /// Decodes a text from its beginning: tokenizers that put a space before every text lose it again.
-    pub fn at_start(tokenizer: &'a Tokenizer) -> Self {
+    pub fn at_start(tokenizer: T) -> Self {
         Self {
             strip_space: tokenizer.strips_leading_space(),
             ..Self::new(tokenizer)
@@ -50,9 +54,14 @@ impl<'a> Detokenizer<'a> {
         self
     }
 
+    /// Whether `id` is a control token that gives no text.
+    pub fn skips(&self, id: u32) -> bool {
+        self.skip_special && self.tokenizer.is_special(id)
+    }
+
     /// Takes the next id and gives the text that is complete now, often empty.
     pub fn push(&mut self, id: u32) -> String {
-        if self.skip_special && self.tokenizer.is_special(id) {
+        if self.skips(id) {
             return String::new();
         }
         if self.tokenizer.decoding() == Decoding::Whole {

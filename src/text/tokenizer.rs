@@ -301,7 +301,7 @@ impl Tokenizer {
     }
 }
 
-fn decode_with(mut detokenizer: crate::text::Detokenizer<'_>, ids: &[u32]) -> String {
+fn decode_with(mut detokenizer: crate::text::Detokenizer<&Tokenizer>, ids: &[u32]) -> String {
     let mut text = String::new();
     for &id in ids {
         text.push_str(&detokenizer.push(id));

@@ -2,22 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use oxydllm::chat::{
-    self, Answer, ChatModel, ChatRequest, Delta, Generation, Message, complete, turn,
-};
+use oxydllm::chat::{self, Answer, ChatRequest, Delta, Generation, Message, complete, turn};
 use oxydllm::engine::{Cancel, FinishReason, SamplingParams};
 use oxydllm::error::{Error, ErrorKind};
+use oxydllm::host::Model;
 
 use crate::support::scripted::{self, BOS, End, Log, Step, bytes};
 
 const FAMILY: &str = "👩‍👩‍👧‍👦";
 
-fn scripted(steps: impl Fn() -> Vec<Step> + Send + 'static) -> (ChatModel, Log) {
+fn scripted(steps: impl Fn() -> Vec<Step> + Send + 'static) -> (Model, Log) {
     let (engine, log) = scripted::engine(100, move |_| steps());
     (scripted::model(engine), log)
 }
 
-fn says(text: &'static str) -> ChatModel {
+fn says(text: &'static str) -> Model {
     scripted(|| vec![bytes(text), Step::Done(FinishReason::Stop)]).0
 }
 
@@ -32,13 +31,20 @@ fn request(stop: &[&str]) -> ChatRequest {
     }
 }
 
+fn content(text: &str) -> Delta {
+    Delta::Content {
+        text: text.to_owned(),
+        tokens: Vec::new(),
+    }
+}
+
 /// The pieces of text, the text, and how it ended.
-fn pieces(model: &ChatModel, request: &ChatRequest) -> (Vec<String>, String, FinishReason) {
+fn pieces(model: &Model, request: &ChatRequest) -> (Vec<String>, String, FinishReason) {
     let mut pieces = Vec::new();
     for delta in turn(model, request).unwrap() {
         assert!(pieces.len() < 1000, "the answer does not end");
         match delta.unwrap() {
-            Delta::Content(text) => pieces.push(text),
+            Delta::Content { text, .. } => pieces.push(text),
             Delta::Finish { reason, .. } => {
                 let text = pieces.concat();
                 return (pieces, text, reason);
@@ -145,9 +151,7 @@ fn usage_is_right_after_a_stop_text() {
     let (model, _) = scripted(|| vec![bytes("yes!!"), Step::Forever(120)]);
     let answer = Answer::collect(turn(&model, &request(&["!!"])).unwrap()).unwrap();
     assert_eq!(answer.usage.completion_tokens, 5);
-    let prompt = model
-        .prompt(&request(&[]).messages, &request(&[]).variables)
-        .unwrap();
+    let prompt = chat::prompt(&model, &request(&[]).messages, &request(&[]).variables).unwrap();
     assert_eq!(answer.usage.prompt_tokens, prompt.len());
 }
 
@@ -157,10 +161,7 @@ fn cancelling_is_noticed_during_a_long_step_and_gives_what_was_held_back() {
     let request = request(&["</end>"]);
     let mut deltas = turn(&model, &request).unwrap();
     for expected in ["y", "e", "s"] {
-        assert_eq!(
-            deltas.next().unwrap().unwrap(),
-            Delta::Content(expected.to_owned())
-        );
+        assert_eq!(deltas.next().unwrap().unwrap(), content(expected));
     }
     let begin = Instant::now();
     let cancel = request.generation.cancel.clone();
@@ -168,10 +169,7 @@ fn cancelling_is_noticed_during_a_long_step_and_gives_what_was_held_back() {
         std::thread::sleep(Duration::from_millis(50));
         cancel.cancel();
     });
-    assert_eq!(
-        deltas.next().unwrap().unwrap(),
-        Delta::Content("</e".to_owned())
-    );
+    assert_eq!(deltas.next().unwrap().unwrap(), content("</e"));
     assert_eq!(
         deltas.next().unwrap().unwrap_err().kind(),
         ErrorKind::Cancelled
@@ -204,7 +202,7 @@ fn a_failure_comes_after_the_text_before_it() {
     let mut text = String::new();
     let error = loop {
         match deltas.next().unwrap() {
-            Ok(Delta::Content(piece)) => text.push_str(&piece),
+            Ok(Delta::Content { text: piece, .. }) => text.push_str(&piece),
             Ok(other) => panic!("{other:?}"),
             Err(error) => break error,
         }
@@ -241,7 +239,10 @@ fn the_answer_is_limited_to_the_room_left() {
             granted
         );
     }
-    assert_eq!(start(100, None).unwrap_err().kind(), ErrorKind::Invalid);
+    assert_eq!(
+        start(100, None).unwrap_err().kind(),
+        ErrorKind::ContextLength
+    );
     assert_eq!(start(60, Some(0)).unwrap_err().kind(), ErrorKind::Invalid);
 }
 
@@ -287,7 +288,7 @@ fn the_beginning_token_is_there_once_or_as_the_template_wants() {
         let (engine, _) = scripted::engine(100, |_| Vec::new());
         let messages = [Message::user(content)];
         let model = scripted::model_with(engine, template);
-        model.prompt(&messages, &serde_json::Map::new()).unwrap()
+        chat::prompt(&model, &messages, &serde_json::Map::new()).unwrap()
     };
     let ids = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
     let with = "<bos>{{ messages[0].content }}";
@@ -309,7 +310,7 @@ fn a_template_without_system_role_still_gets_the_system_text() {
                     {% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     let model = scripted::model_with(engine, template);
     let messages = [Message::system("Be brief."), Message::user("hi")];
-    let prompt = model.prompt(&messages, &serde_json::Map::new()).unwrap();
+    let prompt = chat::prompt(&model, &messages, &serde_json::Map::new()).unwrap();
     let text: String = prompt
         .into_iter()
         .map(|id| char::from(u8::try_from(id).unwrap()))

@@ -21,6 +21,8 @@ const ROWS: [&[&str]; 11] = [
         "units",
         "net",
         "device",
+        "cgroup",
+        "memory",
         "threads",
         "telemetry",
     ],

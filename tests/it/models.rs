@@ -1,28 +1,28 @@
-//! Every checkpoint of `tests/fixtures/models` against the reference's logits and greedy tokens, and the numerical contract on each of
-//! them: the same bits for any chunks, blocks, company, thread count and instruction set.
+//! Every checkpoint of `tests/fixtures/models` against the reference's logits and greedy tokens.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use oxydllm::formats::open;
 use oxydllm::kv::{BLOCK_TOKENS, KvCache};
-use oxydllm::model::{Batch, LoadOptions, Sequence, Transformer, load};
+use oxydllm::model::{Batch, LoadOptions, Sequence, Transformer, load, read_config, weigh};
 use oxydllm::nn::WeightPath;
 use oxydllm::ops::{Context, CpuLevel};
 use oxydllm::threads::Pool;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-struct Prompt {
-    ids: Vec<u32>,
+pub struct Prompt {
+    pub ids: Vec<u32>,
     logits: Vec<f32>,
     greedy: Vec<u32>,
     margins: Vec<f64>,
 }
 
-struct Expected {
-    model: PathBuf,
+pub struct Expected {
+    pub model: PathBuf,
     packed: bool,
-    prompts: Vec<Prompt>,
+    pub prompts: Vec<Prompt>,
     tolerance: Value,
 }
 
@@ -32,7 +32,7 @@ fn numbers(value: &Value) -> Vec<u32> {
 }
 
 impl Expected {
-    fn read(folder: &Path) -> Self {
+    pub fn read(folder: &Path) -> Self {
         let json = |folder: &Path| -> Value {
             serde_json::from_slice(&std::fs::read(folder.join("expected.json")).unwrap()).unwrap()
         };
@@ -84,7 +84,7 @@ impl Expected {
     }
 }
 
-fn fixtures() -> Vec<PathBuf> {
+pub fn fixtures() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
     let mut folders: Vec<PathBuf> = std::fs::read_dir(root)
         .unwrap()
@@ -100,7 +100,7 @@ fn context(threads: usize, level: CpuLevel) -> Context {
     Context::cpu(Arc::new(Pool::new(threads)), level)
 }
 
-/// A sequence in blocks of its own choice.
+/// A sequence in a cache of its own.
 struct Run<'a> {
     ctx: &'a Context,
     model: &'a Transformer,
@@ -110,13 +110,10 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(ctx: &'a Context, model: &'a Transformer, capacity: usize, scattered: bool) -> Self {
-        let count = capacity.div_ceil(BLOCK_TOKENS) as u32;
-        // 7 and 31 have no common divisor, so every block is met once.
-        let blocks = (0..count)
-            .map(|b| if scattered { (b * 7 + 5) % 31 } else { b })
-            .collect();
-        let kv = KvCache::new(&model.config().page_shapes(), 31.max(count as usize));
+    fn new(ctx: &'a Context, model: &'a Transformer, capacity: usize) -> Self {
+        let count = capacity.div_ceil(BLOCK_TOKENS);
+        let blocks = (0..count as u32).collect();
+        let kv = KvCache::new(&model.config().page_shapes(), count);
         Self {
             ctx,
             model,
@@ -146,11 +143,6 @@ impl<'a> Run<'a> {
             .as_slice()
             .to_vec()
     }
-
-    /// Logits of all positions of `ids`, computed in chunks.
-    fn prompt(&mut self, ids: &[u32], chunk: usize) -> Vec<f32> {
-        ids.chunks(chunk).flat_map(|c| self.forward(c)).collect()
-    }
 }
 
 fn log_softmax(row: &[f32]) -> Vec<f64> {
@@ -178,8 +170,8 @@ fn compare(
     };
     let vocab = model.config().vocab_size;
     for (index, prompt) in expected.prompts.iter().enumerate() {
-        let mut run = Run::new(ctx, model, prompt.ids.len() + prompt.greedy.len(), false);
-        let got = run.prompt(&prompt.ids, prompt.ids.len());
+        let mut run = Run::new(ctx, model, prompt.ids.len() + prompt.greedy.len());
+        let got = run.forward(&prompt.ids);
         assert_eq!(got.len(), prompt.logits.len());
         for (position, (got, want)) in got
             .chunks(vocab)
@@ -239,97 +231,21 @@ fn every_checkpoint_gives_the_references_logits_and_greedy_tokens() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|x| x.to_bits()).collect()
-}
-
 #[test]
-fn the_bits_do_not_depend_on_chunks_blocks_threads_or_level() {
+fn the_headers_tell_what_the_weights_will_take() {
+    let ctx = context(1, CpuLevel::detect());
     for folder in fixtures() {
-        let expected = Expected::read(&folder);
-        let ids = &expected
-            .prompts
-            .iter()
-            .max_by_key(|p| p.ids.len())
-            .unwrap()
-            .ids;
-        let mut reference: Option<Vec<u32>> = None;
-        for level in CpuLevel::available() {
-            for threads in [1, 5] {
-                let ctx = context(threads, level);
-                let model = load(&ctx, &expected.model, LoadOptions::default())
-                    .unwrap()
-                    .transformer;
-                // The software twin is slow: once is enough for it.
-                let ways: &[(usize, bool)] = match (level, threads) {
-                    (CpuLevel::Scalar, 1) => &[(ids.len(), false)],
-                    (CpuLevel::Scalar, _) => &[],
-                    _ => &[(1, true), (7, false), (64, true), (ids.len(), false)],
-                };
-                for &(chunk, scattered) in ways {
-                    let got =
-                        bits(&Run::new(&ctx, &model, ids.len(), scattered).prompt(ids, chunk));
-                    let reference = reference.get_or_insert_with(|| got.clone());
-                    assert!(
-                        *reference == got,
-                        "{}: {level}, {threads} threads, chunks of {chunk}",
-                        folder.display()
-                    );
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn the_bits_of_a_sequence_do_not_depend_on_who_else_is_in_the_batch() {
-    let ctx = context(2, CpuLevel::detect());
-    for folder in fixtures() {
-        let expected = Expected::read(&folder);
-        let model = load(&ctx, &expected.model, LoadOptions::default())
-            .unwrap()
-            .transformer;
-        let vocab = model.config().vocab_size;
-        let ids = &expected
-            .prompts
-            .iter()
-            .max_by_key(|p| p.ids.len())
-            .unwrap()
-            .ids;
-        let alone = bits(&Run::new(&ctx, &model, ids.len(), false).prompt(ids, ids.len()));
-        for company in [1, 3, 8] {
-            // Others: the same ids backwards, of different lengths, in blocks behind the first sequence's.
-            let per = ids.len().div_ceil(BLOCK_TOKENS) as u32;
-            let mut kv = KvCache::new(
-                &model.config().page_shapes(),
-                (per as usize) * (company + 1),
+        let path = Expected::read(&folder).model;
+        for way in [WeightPath::Fast, WeightPath::Reference] {
+            let weights = open(&path).unwrap();
+            let config = read_config(&weights, &path).unwrap();
+            let model = load(&ctx, &path, LoadOptions { path: way }).unwrap();
+            assert_eq!(
+                weigh(&weights, &config, way),
+                model.transformer.weight_bytes(),
+                "{} {way:?}",
+                folder.display()
             );
-            let mut sequences = Vec::new();
-            for i in 0..=company {
-                let tokens: Vec<u32> = if i == company / 2 {
-                    ids.clone()
-                } else {
-                    ids.iter()
-                        .rev()
-                        .take(1 + (i * 5) % ids.len())
-                        .copied()
-                        .collect()
-                };
-                let table = (i as u32 * per..(i as u32 + 1) * per).collect();
-                sequences.push(Sequence {
-                    num_logits: tokens.len(),
-                    tokens,
-                    first_position: 0,
-                    block_table: table,
-                });
-            }
-            let before: usize = sequences[..company / 2]
-                .iter()
-                .map(|s| s.tokens.len())
-                .sum();
-            let logits = model.forward(&ctx, &Batch { sequences }, &mut kv).unwrap();
-            let own = &logits.as_slice()[before * vocab..(before + ids.len()) * vocab];
-            assert!(bits(own) == alone, "{} beside {company}", folder.display());
         }
     }
 }

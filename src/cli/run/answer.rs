@@ -6,13 +6,12 @@ use serde_json::{Map, Value};
 
 use super::interrupt::Interrupts;
 use super::{Loaded, stats};
-use crate::chat::{
-    self, ChatModel, Conversation, Delta, Deltas, Fitted, Generation, Message, Room,
-};
+use crate::chat::{self, Conversation, Delta, Deltas, Fitted, Generation, Message, Room};
 use crate::cli::Printer;
 use crate::cli::args::RunArgs;
 use crate::engine::{Cancel, FinishReason, Usage};
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::Model;
 
 /// Tokens that are kept free for an answer, when the context is large enough.
 const ANSWER_ROOM: usize = 512;
@@ -118,7 +117,7 @@ impl<'a> Session<'a> {
         let model = &self.loaded.model;
         let fitted = self
             .conversation
-            .fit(room, |messages| model.prompt(messages, &variables))?;
+            .fit(room, |messages| chat::prompt(model, messages, &variables))?;
         let tokens = match fitted {
             Fitted::Prompt { tokens, forgotten } => {
                 if forgotten > 0 {
@@ -143,12 +142,12 @@ impl<'a> Session<'a> {
     }
 
     /// Prints the answer as it comes; its text, cut short if it was stopped.
-    fn show(&self, mut deltas: Deltas<'_>, cancel: Cancel) -> Result<(Outcome, String)> {
+    fn show(&self, mut deltas: Deltas, cancel: Cancel) -> Result<(Outcome, String)> {
         let _guard = self.interrupts.stop(cancel.clone());
         let mut text = String::new();
         let end = loop {
             match deltas.next() {
-                Some(Ok(Delta::Content(piece))) => {
+                Some(Ok(Delta::Content { text: piece, .. })) => {
                     self.print(&piece)?;
                     text.push_str(&piece);
                 }
@@ -205,7 +204,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn model(&self) -> &'a ChatModel {
+    fn model(&self) -> &'a Model {
         &self.loaded.model
     }
 

@@ -1,8 +1,8 @@
 //! What `--verbose` says: where the time and the memory went.
 
 use super::Loaded;
-use crate::cli::memory::peak_memory;
 use crate::engine::{EngineInfo, Usage};
+use crate::memory;
 use crate::units;
 
 /// The line after loading.
@@ -22,7 +22,7 @@ pub(super) fn loaded(loaded: &Loaded) -> String {
 /// The lines after an answer.
 pub(super) fn answered(usage: &Usage, info: &EngineInfo) -> String {
     let computed = usage.prompt_tokens - usage.cached_tokens.min(usage.prompt_tokens);
-    let memory = match peak_memory() {
+    let memory = match memory::peak() {
         Some(bytes) => format!(", peak of the process {}", units::format_size(bytes)),
         None => String::new(),
     };
@@ -67,6 +67,7 @@ mod tests {
             prompt_tokens: 100,
             cached_tokens: 20,
             completion_tokens: 11,
+            queue_s: 0.0,
             prefill_s: 0.5,
             decode_s: 2.0,
         };
@@ -75,6 +76,7 @@ mod tests {
             max_context: 1,
             weight_bytes: 1 << 20,
             kv_bytes: 1 << 10,
+            ..EngineInfo::default()
         };
         let text = answered(&usage, &info);
         assert!(

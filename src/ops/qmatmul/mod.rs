@@ -19,6 +19,7 @@ mod pack;
 use std::fmt;
 
 use crate::error::{Error, Result};
+use crate::ops::buffer::Buffer;
 use crate::ops::matmul::RawMatrix;
 use crate::ops::{Context, Tensor};
 use crate::quant::Encoding;
@@ -32,7 +33,7 @@ pub struct QMatrix {
     cols: usize,
     encoding: Encoding,
     format: Format,
-    packed: Vec<u8>,
+    packed: Buffer,
 }
 
 impl fmt::Debug for QMatrix {
@@ -80,13 +81,13 @@ impl QMatrix {
             ))
         })?;
         let num_panels = raw.rows().div_ceil(PANEL_ROWS);
-        let mut packed = vec![0; panel_bytes * num_panels];
+        let mut packed = Buffer::zeroed(panel_bytes * num_panels);
         let out = Disjoint::new(&mut packed);
         ctx.pool().run(num_panels, |panel| {
             // SAFETY: panels are disjoint.
             #[allow(unsafe_code)]
             let out = unsafe { out.part(panel * panel_bytes, panel_bytes) };
-            pack::pack_panel(format, raw, panel * PANEL_ROWS, out);
+            pack::pack_panel(ctx.level(), format, raw, panel * PANEL_ROWS, out);
         });
         raw.release();
         Ok(Self {

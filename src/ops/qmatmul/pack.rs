@@ -1,8 +1,18 @@
 //! From a file's rows to a panel of the interleaved layout.
+//!
+//! Plain byte loops, compiled once per format and instruction set: fixed trip counts over small arrays are what a compiler
+//! turns into vector code.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a place in several arrays at once"
+)]
 
 use super::GROUP;
 use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
+use crate::ops::cpu_level::CpuLevel;
 use crate::ops::matmul::RawMatrix;
+use crate::ops::simd::{Simd, simd_kernel};
 use crate::quant::layout::{self as block, k_scale_min, q3_k_scales};
 
 /// Codes and scales of one block of one row.
@@ -20,7 +30,32 @@ struct Unpacked {
 }
 
 /// Packs rows `first..first + 8` of `raw` (rows past its end are zero) into `out`.
-pub(super) fn pack_panel(format: Format, raw: &RawMatrix, first: usize, out: &mut [u8]) {
+pub(super) fn pack_panel(
+    level: CpuLevel,
+    format: Format,
+    raw: &RawMatrix,
+    first: usize,
+    out: &mut [u8],
+) {
+    macro_rules! by_format {
+        ($($name:ident)*) => {
+            match format {
+                // SAFETY: the level was detected on this CPU; the bodies are safe code.
+                $(Format::$name => unsafe { kernel::<{ Format::$name as u8 }>(level, raw, first, out) },)*
+            }
+        };
+    }
+    by_format!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K);
+}
+
+simd_kernel! {
+    /// Packs a panel of format number `F`.
+    unsafe fn kernel<const F: u8>(raw: &RawMatrix, first: usize, out: &mut [u8]) = kernel_body
+}
+
+#[inline(always)]
+unsafe fn kernel_body<V: Simd, const F: u8>(raw: &RawMatrix, first: usize, out: &mut [u8]) {
+    let format = const { Format::ALL[F as usize] };
     let file_block = raw.encoding().block_bytes();
     let mut unpacked: [Unpacked; PANEL_ROWS] = std::array::from_fn(|_| Unpacked {
         codes: [0; 256],
@@ -29,21 +64,21 @@ pub(super) fn pack_panel(format: Format, raw: &RawMatrix, first: usize, out: &mu
         scales: [0; 16],
         mins: [0; 16],
     });
-    let rows: Vec<&[u8]> = (first..raw.rows().min(first + PANEL_ROWS))
-        .map(|row| raw.row(row))
-        .collect();
+    let mut rows: [&[u8]; PANEL_ROWS] = [&[]; PANEL_ROWS];
+    let count = raw.rows().min(first + PANEL_ROWS) - first;
+    for (i, row) in rows[..count].iter_mut().enumerate() {
+        *row = raw.row(first + i);
+    }
     for (index, out) in out.chunks_exact_mut(format.block_bytes()).enumerate() {
-        for (unpacked, row) in unpacked.iter_mut().zip(&rows) {
-            unpack(
-                format,
-                &row[index * file_block..(index + 1) * file_block],
-                unpacked,
-            );
+        for (unpacked, row) in unpacked.iter_mut().zip(&rows[..count]) {
+            let block = &row[index * file_block..(index + 1) * file_block];
+            unpack(format, block, unpacked);
         }
         write_block(format, &unpacked, out);
     }
 }
 
+#[inline(always)]
 fn write_block(format: Format, rows: &[Unpacked; PANEL_ROWS], out: &mut [u8]) {
     let (header, records) = out.split_at_mut(format.header_bytes());
     for (kind, header) in header.chunks_exact_mut(16).enumerate() {
@@ -78,6 +113,7 @@ fn write_block(format: Format, rows: &[Unpacked; PANEL_ROWS], out: &mut [u8]) {
 }
 
 /// `d` (kind 0) or `m`/`dmin` (kind 1) of the eight rows.
+#[inline(always)]
 fn write_halves(rows: &[Unpacked; PANEL_ROWS], kind: usize, out: &mut [u8]) {
     for (row, out) in rows.iter().zip(out.as_chunks_mut::<2>().0) {
         *out = if kind == 0 { row.d } else { row.min };
@@ -85,6 +121,7 @@ fn write_halves(rows: &[Unpacked; PANEL_ROWS], kind: usize, out: &mut [u8]) {
 }
 
 /// Entries `2g` and `2g + 1` of the eight rows.
+#[inline(always)]
 fn write_pairs(rows: [&[u8; 16]; PANEL_ROWS], g: usize, out: &mut [u8]) {
     for (row, out) in rows.iter().zip(out.as_chunks_mut::<2>().0) {
         *out = [row[2 * g], row[2 * g + 1]];
@@ -92,6 +129,7 @@ fn write_pairs(rows: [&[u8; 16]; PANEL_ROWS], g: usize, out: &mut [u8]) {
 }
 
 /// The eight chunks of record `g`.
+#[inline(always)]
 fn chunks(rows: &[Unpacked; PANEL_ROWS], g: usize) -> [[u8; 32]; 8] {
     let mut chunks = [[0; 32]; 8];
     for (i, row) in rows.iter().enumerate() {
@@ -105,6 +143,7 @@ fn chunks(rows: &[Unpacked; PANEL_ROWS], g: usize) -> [[u8; 32]; 8] {
     chunks
 }
 
+#[inline(always)]
 fn write_codes(kind: Codes, chunks: &[[u8; 32]; 8], out: &mut [u8]) {
     match kind {
         Codes::Nibbles | Codes::Table => write_nibbles(chunks, out),
@@ -129,30 +168,41 @@ fn write_codes(kind: Codes, chunks: &[[u8; 32]; 8], out: &mut [u8]) {
     }
 }
 
+#[inline(always)]
 fn write_nibbles(chunks: &[[u8; 32]; 8], out: &mut [u8]) {
-    for (i, out) in out.chunks_exact_mut(32).enumerate() {
-        for (l, out) in out.iter_mut().enumerate() {
-            *out = (chunks[i][l] & 15) | (chunks[i + 4][l] << 4);
+    let planes: &mut [[u8; 32]] = out.as_chunks_mut().0;
+    for (i, plane) in planes.iter_mut().enumerate() {
+        for l in 0..32 {
+            plane[l] = (chunks[i][l] & 15) | (chunks[i + 4][l] << 4);
         }
     }
 }
 
+#[inline(always)]
 fn write_code_pairs(chunks: &[[u8; 32]; 8], shift: u32, out: &mut [u8]) {
-    for (j, out) in out.chunks_exact_mut(32).enumerate() {
-        for (l, out) in out.iter_mut().enumerate() {
-            *out = (0..4)
-                .map(|t| ((chunks[j + 2 * t][l] >> shift) & 3) << (2 * t))
-                .sum();
+    let planes: &mut [[u8; 32]] = out.as_chunks_mut().0;
+    for (j, plane) in planes.iter_mut().enumerate() {
+        *plane = [0; 32];
+        for t in 0..4 {
+            for l in 0..32 {
+                plane[l] |= ((chunks[j + 2 * t][l] >> shift) & 3) << (2 * t);
+            }
         }
     }
 }
 
+#[inline(always)]
 fn write_bits(chunks: &[[u8; 32]; 8], shift: u32, out: &mut [u8]) {
-    for (l, out) in out.iter_mut().enumerate() {
-        *out = (0..8).map(|t| ((chunks[t][l] >> shift) & 1) << t).sum();
+    let mut plane = [0_u8; 32];
+    for (t, chunk) in chunks.iter().enumerate() {
+        for l in 0..32 {
+            plane[l] |= ((chunk[l] >> shift) & 1) << t;
+        }
     }
+    out.copy_from_slice(&plane);
 }
 
+#[inline(always)]
 fn unpack(format: Format, b: &[u8], out: &mut Unpacked) {
     let half = |at: usize| [b[at], b[at + 1]];
     match format {
@@ -187,9 +237,11 @@ fn unpack(format: Format, b: &[u8], out: &mut Unpacked) {
             (out.d, out.min) = (half(block::q5_k::D), half(block::q5_k::DMIN));
             k_scales(&b[block::q5_k::SCALES..], out);
             k_nibbles(&b[block::q5_k::QS..], &mut out.codes);
-            for g in 0..8 {
+            let high: &[u8; 32] = b[block::q5_k::QH..][..32].try_into().expect("32 bytes");
+            let codes: &mut [[u8; 32]] = out.codes.as_chunks_mut().0;
+            for (g, codes) in codes.iter_mut().enumerate() {
                 for i in 0..32 {
-                    out.codes[32 * g + i] |= ((b[block::q5_k::QH + i] >> g) & 1) << 4;
+                    codes[i] |= ((high[i] >> g) & 1) << 4;
                 }
             }
         }
@@ -199,8 +251,12 @@ fn unpack(format: Format, b: &[u8], out: &mut Unpacked) {
             let packed = b[block::q3_k::SCALES..][..12].try_into().expect("12 bytes");
             out.scales = q3_k_scales(packed).map(i8::cast_unsigned);
             split_pairs(&b[block::q3_k::QS..], &mut out.codes);
-            for (e, code) in out.codes.iter_mut().enumerate() {
-                *code |= ((b[block::q3_k::HMASK + e % 32] >> (e / 32)) & 1) << 2;
+            let high: &[u8; 32] = b[block::q3_k::HMASK..][..32].try_into().expect("32 bytes");
+            let codes: &mut [[u8; 32]] = out.codes.as_chunks_mut().0;
+            for (g, codes) in codes.iter_mut().enumerate() {
+                for i in 0..32 {
+                    codes[i] |= ((high[i] >> g) & 1) << 2;
+                }
             }
         }
         Format::Q2_K => {
@@ -214,12 +270,16 @@ fn unpack(format: Format, b: &[u8], out: &mut Unpacked) {
 }
 
 /// 16 bytes of nibbles: element i low in byte i, element i + 16 high.
+#[inline(always)]
 fn split_nibbles(qs: &[u8], codes: &mut [u8; 256]) {
-    for (i, byte) in qs[..16].iter().enumerate() {
-        (codes[i], codes[i + 16]) = (byte & 15, byte >> 4);
+    let qs: &[u8; 16] = qs[..16].try_into().expect("16 bytes");
+    for i in 0..16 {
+        codes[i] = qs[i] & 15;
+        codes[i + 16] = qs[i] >> 4;
     }
 }
 
+#[inline(always)]
 fn add_fifth_bits(qh: &[u8], codes: &mut [u8; 256]) {
     let bits = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
     for (i, code) in codes[..32].iter_mut().enumerate() {
@@ -227,6 +287,7 @@ fn add_fifth_bits(qh: &[u8], codes: &mut [u8; 256]) {
     }
 }
 
+#[inline(always)]
 fn k_scales(packed: &[u8], out: &mut Unpacked) {
     let packed: &[u8; 12] = packed[..12].try_into().expect("12 bytes");
     for g in 0..8 {
@@ -235,34 +296,44 @@ fn k_scales(packed: &[u8], out: &mut Unpacked) {
 }
 
 /// 128 bytes: of each 64 elements the first 32 are low nibbles, the others high.
+#[inline(always)]
 fn k_nibbles(qs: &[u8], codes: &mut [u8; 256]) {
-    for (qs, codes) in qs[..128].chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
-        for (i, byte) in qs.iter().enumerate() {
-            (codes[i], codes[i + 32]) = (byte & 15, byte >> 4);
+    let qs: &[[u8; 32]] = qs[..128].as_chunks().0;
+    let codes: &mut [[u8; 64]] = codes.as_chunks_mut().0;
+    for (qs, codes) in qs.iter().zip(codes) {
+        for i in 0..32 {
+            codes[i] = qs[i] & 15;
+            codes[i + 32] = qs[i] >> 4;
         }
     }
 }
 
 /// 64 bytes of bit pairs: element `128 h + 32 k + i` is bits `2k` of byte `32 h + i`.
+#[inline(always)]
 fn split_pairs(qs: &[u8], codes: &mut [u8; 256]) {
-    for (qs, codes) in qs[..64].chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
-        for (k, codes) in codes.chunks_exact_mut(32).enumerate() {
-            for (code, byte) in codes.iter_mut().zip(qs) {
-                *code = (byte >> (2 * k)) & 3;
+    let qs: &[[u8; 32]] = qs[..64].as_chunks().0;
+    let codes: &mut [[u8; 32]] = codes.as_chunks_mut().0;
+    for (h, qs) in qs.iter().enumerate() {
+        for k in 0..4 {
+            for i in 0..32 {
+                codes[4 * h + k][i] = (qs[i] >> (2 * k)) & 3;
             }
         }
     }
 }
 
+#[inline(always)]
 fn unpack_q6_k(b: &[u8], out: &mut Unpacked) {
     out.d = [b[block::q6_k::D], b[block::q6_k::D + 1]];
     out.scales.copy_from_slice(&b[block::q6_k::SCALES..][..16]);
     split_pairs(&b[block::q6_k::QH..], &mut out.codes);
-    for (h, codes) in out.codes.chunks_exact_mut(128).enumerate() {
-        let low = &b[block::q6_k::QL + 64 * h..][..64];
-        for (k, codes) in codes.chunks_exact_mut(32).enumerate() {
-            for (i, code) in codes.iter_mut().enumerate() {
-                let nibble = (low[32 * (k % 2) + i] >> (4 * (k / 2))) & 15;
+    let low: &[[u8; 32]] = b[block::q6_k::QL..][..128].as_chunks().0;
+    let codes: &mut [[u8; 32]] = out.codes.as_chunks_mut().0;
+    for h in 0..2 {
+        for k in 0..4 {
+            for i in 0..32 {
+                let nibble = (low[2 * h + k % 2][i] >> (4 * (k / 2))) & 15;
+                let code = &mut codes[4 * h + k][i];
                 *code = nibble | (*code << 4);
             }
         }

@@ -4,9 +4,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use oxydllm::chat::ChatModel;
-use oxydllm::engine::{Engine, EngineInfo, Event, FinishReason, Request, Submission, Usage};
+use oxydllm::engine::{
+    Engine, EngineInfo, Event, FinishReason, Request, Submission, TokenLogprobs, Usage,
+};
 use oxydllm::error::Error;
+use oxydllm::host::Model;
 use oxydllm::text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
@@ -15,6 +17,10 @@ use serde_json::{Value, json};
 pub enum Step {
     /// Gives these tokens, one event each.
     Tokens(Vec<u32>),
+    /// Gives these tokens with their log-probability and those of the best, one event each.
+    Scored(Vec<(u32, f32, Vec<(u32, f32)>)>),
+    /// Says that this many prompt tokens were in the prefix cache.
+    Started(usize),
     /// Computes for that long, deaf to everything.
     Work(Duration),
     /// Gives a token again and again until nobody wants more.
@@ -56,13 +62,24 @@ pub type Log = Arc<Mutex<Vec<Seen>>>;
 /// Starts an engine that answers each request by the steps that `script` gives for it.
 pub fn engine(
     max_context: usize,
-    mut script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
+    script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
 ) -> (Engine, Log) {
-    let (queue, submissions) = mpsc::sync_channel::<Submission>(8);
     let log = Log::default();
-    let seen = Arc::clone(&log);
-    thread::spawn(move || {
-        for submission in submissions {
+    let (engine, _) = engine_with_queue(max_context, 8, Arc::clone(&log), script);
+    (engine, log)
+}
+
+/// The same with a queue of `max_queued`, a log that may be shared, and the worker's thread.
+pub fn engine_with_queue(
+    max_context: usize,
+    max_queued: usize,
+    seen: Log,
+    mut script: impl FnMut(&Request) -> Vec<Step> + Send + 'static,
+) -> (Engine, thread::JoinHandle<()>) {
+    let (queue, submissions) = mpsc::channel::<Submission>();
+    let worker = thread::spawn(move || {
+        for mut submission in submissions {
+            submission.slot = None;
             let steps = script(&submission.request);
             let end = play(&submission, steps);
             let request = submission.request.clone();
@@ -75,13 +92,16 @@ pub fn engine(
         max_context,
         weight_bytes: 3 << 20,
         kv_bytes: 1 << 20,
+        num_blocks: 64,
+        max_num_seqs: 1,
+        max_queued,
     };
-    (Engine::from_queue(queue, info), log)
+    (Engine::from_queue(queue, info, Arc::default()), worker)
 }
 
 fn play(submission: &Submission, steps: Vec<Step>) -> End {
     let request = &submission.request;
-    let mut sent = 0;
+    let (mut sent, mut cached) = (0, 0);
     let mut send = |event| {
         if request.cancel.is_cancelled() {
             return Err(End::Cancelled);
@@ -98,6 +118,20 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
                         send(Event::Token { id, logprobs: None })?;
                     }
                 }
+                Step::Scored(tokens) => {
+                    for (id, chosen, top) in tokens {
+                        let logprobs = Some(TokenLogprobs { chosen, top });
+                        send(Event::Token { id, logprobs })?;
+                    }
+                }
+                Step::Started(cached_tokens) => {
+                    cached = cached_tokens;
+                    let queue_s = 0.001;
+                    send(Event::Started {
+                        cached_tokens,
+                        queue_s,
+                    })?;
+                }
                 Step::Work(time) => thread::sleep(time),
                 Step::Forever(id) => {
                     // Ten seconds are for ever enough, and a test that fails comes to an end.
@@ -109,6 +143,7 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
                 Step::Done(reason) => {
                     let usage = Usage {
                         prompt_tokens: request.tokens.len(),
+                        cached_tokens: cached,
                         completion_tokens: 7,
                         prefill_s: 0.5,
                         decode_s: 3.0,
@@ -128,7 +163,7 @@ fn play(submission: &Submission, steps: Vec<Step>) -> End {
 }
 
 /// A model around `engine` whose tokenizer maps bytes to ids; its prompts are `<role>content` lines.
-pub fn model(engine: Engine) -> ChatModel {
+pub fn model(engine: Engine) -> Model {
     model_with(
         engine,
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ '\\n' }}{% endfor %}<assistant>",
@@ -136,14 +171,14 @@ pub fn model(engine: Engine) -> ChatModel {
 }
 
 /// The same with another template.
-pub fn model_with(engine: Engine, template: &str) -> ChatModel {
+pub fn model_with(engine: Engine, template: &str) -> Model {
     let template = ChatTemplate::new(template).unwrap();
-    ChatModel::new(engine, tokenizer(), Some(template), [0])
+    Model::new(engine, tokenizer(), Some(template), [0])
 }
 
 /// The same without a chat template.
-pub fn base_model(engine: Engine) -> ChatModel {
-    ChatModel::new(engine, tokenizer(), None, [0])
+pub fn base_model(engine: Engine) -> Model {
+    Model::new(engine, tokenizer(), None, [0])
 }
 
 /// The beginning-of-text token, which the tokenizer puts before plain texts.

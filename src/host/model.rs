@@ -4,20 +4,21 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::request::Message;
+use super::SamplingDefaults;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::text::{ChatTemplate, RenderInput, Specials, Tokenizer};
 
-/// A model that can chat: tokenizer, template, end tokens and the handle to its engine.
-pub struct ChatModel {
+/// A model that can answer: tokenizer, template, end tokens and the handle to its engine.
+pub struct Model {
     engine: Engine,
     tokenizer: Arc<Tokenizer>,
     template: Option<ChatTemplate>,
     stop_tokens: Arc<[u32]>,
+    sampling_defaults: SamplingDefaults,
 }
 
-impl ChatModel {
+impl Model {
     /// Puts the parts together; `template` is missing for base models, which can only complete.
     pub fn new(
         engine: Engine,
@@ -30,7 +31,20 @@ impl ChatModel {
             tokenizer,
             template,
             stop_tokens: stop_tokens.into(),
+            sampling_defaults: SamplingDefaults::default(),
         }
+    }
+
+    /// The same with the sampling settings that the model's files give.
+    #[must_use]
+    pub fn with_sampling_defaults(mut self, defaults: SamplingDefaults) -> Self {
+        self.sampling_defaults = defaults;
+        self
+    }
+
+    /// How the model wants to be sampled where a request does not say it.
+    pub fn sampling_defaults(&self) -> &SamplingDefaults {
+        &self.sampling_defaults
     }
 
     /// The handle to the engine.
@@ -39,7 +53,7 @@ impl ChatModel {
     }
 
     /// The tokenizer.
-    pub fn tokenizer(&self) -> &Tokenizer {
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
         &self.tokenizer
     }
 
@@ -53,20 +67,19 @@ impl ChatModel {
         self.template.is_some()
     }
 
-    /// The tokens of a conversation with the beginning of an answer. The template writes the beginning-of-text token if
-    /// there is to be one; none is added.
+    /// The tokens of a conversation (messages in the form that templates read) with the beginning of an answer. The
+    /// template writes the beginning-of-text token if there is to be one; none is added.
     ///
     /// # Errors
     /// `Unsupported` without a template, `Invalid` when the template refuses the messages.
-    pub fn prompt(&self, messages: &[Message], variables: &Map<String, Value>) -> Result<Vec<u32>> {
+    pub fn prompt(&self, messages: &[Value], variables: &Map<String, Value>) -> Result<Vec<u32>> {
         let template = self.template.as_ref().ok_or_else(|| {
             Error::unsupported("the model has no chat template: it continues texts and cannot chat")
         })?;
-        let messages: Vec<Value> = messages.iter().map(Message::to_json).collect();
         let spelled = |id: Option<u32>| id.and_then(|id| self.tokenizer.find_token(id));
         let (bos, eos) = (spelled(self.tokenizer.bos()), spelled(self.tokenizer.eos()));
         let rendered = template.render(&RenderInput {
-            messages: &messages,
+            messages,
             add_generation_prompt: true,
             bos_token: bos.as_deref(),
             eos_token: eos.as_deref(),

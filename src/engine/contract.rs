@@ -1,0 +1,484 @@
+//! The numerical contract, checked on a loaded model: the same logit bits whatever happens around a sequence.
+//!
+//! [`check`] computes each prompt and a greedy continuation once as plainly as can be, then again under every condition that
+//! must not matter (see [`Clause`]), through the same scheduler as the server, and compares every position's logits by their
+//! bits. `oxydllm eval MODEL --contract` prints the report; the tests run it on every fixture.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+
+use super::scheduler::{Budget, Limits, Part, Scheduler, SeqId, Step};
+use crate::error::{Error, Result};
+use crate::kv::{BLOCK_TOKENS, KvCache, PageShape};
+use crate::model::{Batch, ModelConfig, Sequence, Transformer};
+use crate::ops::{Context, Tensor};
+
+/// Greedy tokens behind each prompt.
+const CONTINUATION: usize = 24;
+/// Tokens that the sequences beside a prompt grow to.
+const OTHERS_LENGTH: usize = 60;
+/// Tokens of a step where nothing else is said.
+const WHOLE: usize = 1 << 20;
+
+/// A condition that must not change a bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clause {
+    /// The prompt is computed in chunks of so many tokens.
+    Chunks(usize),
+    /// The KV blocks lie in another order.
+    ShuffledBlocks,
+    /// Beside so many other sequences.
+    Beside(usize),
+    /// The whole prompt was computed for an earlier request.
+    CachedPrompt,
+    /// The first half of the prompt was computed for another prompt.
+    CachedHalf,
+    /// The sequence loses its blocks to an older one and is computed again.
+    Preempted,
+}
+
+/// The conditions that are tried with one way to compute.
+const CLAUSES: [Clause; 12] = [
+    Clause::Chunks(1),
+    Clause::Chunks(7),
+    Clause::Chunks(64),
+    Clause::Chunks(512),
+    Clause::ShuffledBlocks,
+    Clause::Beside(1),
+    Clause::Beside(3),
+    Clause::Beside(8),
+    Clause::Beside(31),
+    Clause::CachedPrompt,
+    Clause::CachedHalf,
+    Clause::Preempted,
+];
+
+impl fmt::Display for Clause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Chunks(1) => write!(f, "one token at a time"),
+            Self::Chunks(size) => write!(f, "in chunks of {size}"),
+            Self::ShuffledBlocks => write!(f, "in shuffled blocks"),
+            Self::Beside(1) => write!(f, "beside 1 other"),
+            Self::Beside(others) => write!(f, "beside {others} others"),
+            Self::CachedPrompt => write!(f, "prompt cached"),
+            Self::CachedHalf => write!(f, "half of the prompt cached"),
+            Self::Preempted => write!(f, "after a preemption"),
+        }
+    }
+}
+
+/// What computes: a transformer, or in tests one with a planted fault.
+pub trait Subject {
+    /// The model's configuration.
+    fn config(&self) -> &ModelConfig;
+
+    /// As [`Transformer::forward`].
+    ///
+    /// # Errors
+    /// As there.
+    fn forward(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor>;
+}
+
+impl Subject for Transformer {
+    fn config(&self) -> &ModelConfig {
+        Self::config(self)
+    }
+
+    fn forward(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
+        Self::forward(self, ctx, batch, kv)
+    }
+}
+
+/// What came of one condition.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// The condition in words.
+    pub condition: String,
+    /// Positions that were compared, over all prompts.
+    pub compared: usize,
+    /// (prompt, position) of those whose bits moved.
+    pub moved: Vec<(usize, usize)>,
+}
+
+/// Prompts with their plain results, to compare with.
+#[derive(Debug)]
+pub struct Reference {
+    probes: Vec<Probe>,
+}
+
+/// One prompt, its continuation and what its logits are.
+#[derive(Debug)]
+struct Probe {
+    prompt: Vec<u32>,
+    continuation: Vec<u32>,
+    rows: Rows,
+}
+
+/// A fingerprint of the logits by position.
+type Rows = BTreeMap<usize, [u8; 32]>;
+
+impl Reference {
+    /// Computes each prompt alone, whole, and continues it greedily.
+    ///
+    /// # Errors
+    /// Those of the model; `Invalid` for an empty prompt.
+    pub fn compute(subject: &dyn Subject, ctx: &Context, prompts: &[Vec<u32>]) -> Result<Self> {
+        let probe = |prompt: &Vec<u32>| {
+            if prompt.is_empty() {
+                return Err(Error::invalid("a prompt has no tokens"));
+            }
+            let mut probe = Probe {
+                prompt: prompt.clone(),
+                continuation: Vec::new(),
+                rows: Rows::new(),
+            };
+            let blocks = probe.num_blocks();
+            let mut drive = Drive::new(subject, ctx, blocks, WHOLE);
+            let (rows, continuation) = drive.run(&probe, &[], &[])?;
+            (probe.rows, probe.continuation) = (rows, continuation);
+            Ok(probe)
+        };
+        let probes = prompts.iter().map(probe).collect::<Result<_>>()?;
+        Ok(Self { probes })
+    }
+
+    /// The same prompts with at most `length` tokens, for conditions that are slow. The rest of a prompt becomes its continuation.
+    #[must_use]
+    pub fn shortened(&self, length: usize) -> Self {
+        let shorten = |probe: &Probe| {
+            let prompt = probe.prompt[..probe.prompt.len().min(length)].to_vec();
+            let last = prompt.len() - 1;
+            let rows = probe.rows.iter().filter(|(position, _)| **position <= last);
+            Probe {
+                rows: rows.map(|(position, row)| (*position, *row)).collect(),
+                continuation: Vec::new(),
+                prompt,
+            }
+        };
+        Self {
+            probes: self.probes.iter().map(shorten).collect(),
+        }
+    }
+
+    /// Computes the prompts again as plainly, perhaps with other threads or instructions (`condition` says how).
+    ///
+    /// # Errors
+    /// Those of the model.
+    pub fn repeat(
+        &self,
+        subject: &dyn Subject,
+        ctx: &Context,
+        condition: String,
+    ) -> Result<Finding> {
+        self.compare(condition, |probe| {
+            let mut drive = Drive::new(subject, ctx, probe.num_blocks(), WHOLE);
+            Ok(drive.run(probe, &[], &[])?.0)
+        })
+    }
+
+    /// Computes the prompts again under `clause`.
+    ///
+    /// # Errors
+    /// Those of the model; `Internal` when the condition could not be brought about.
+    pub fn check(&self, subject: &dyn Subject, ctx: &Context, clause: Clause) -> Result<Finding> {
+        self.compare(clause.to_string(), |probe| {
+            probe.run_under(subject, ctx, clause)
+        })
+    }
+
+    fn compare(
+        &self,
+        condition: String,
+        mut run: impl FnMut(&Probe) -> Result<Rows>,
+    ) -> Result<Finding> {
+        let mut finding = Finding {
+            condition,
+            compared: 0,
+            moved: Vec::new(),
+        };
+        for (index, probe) in self.probes.iter().enumerate() {
+            for (position, row) in run(probe)? {
+                if let Some(expected) = probe.rows.get(&position) {
+                    finding.compared += 1;
+                    if *expected != row {
+                        finding.moved.push((index, position));
+                    }
+                }
+            }
+        }
+        Ok(finding)
+    }
+}
+
+/// Runs every clause with one way to compute.
+///
+/// # Errors
+/// Those of the model.
+pub fn check(
+    subject: &dyn Subject,
+    ctx: &Context,
+    reference: &Reference,
+    mut report: impl FnMut(Finding) -> Result<()>,
+) -> Result<()> {
+    CLAUSES
+        .iter()
+        .try_for_each(|clause| report(reference.check(subject, ctx, *clause)?))
+}
+
+/// Prompts for any vocabulary and context: a single token, a few, more than two attention tiles. Always the same.
+pub fn built_in_prompts(vocab_size: usize, max_context: usize) -> Vec<Vec<u32>> {
+    let most = max_context.saturating_sub(CONTINUATION).max(1);
+    let of = |(seed, length): (u64, usize)| tokens(seed, length.min(most), vocab_size);
+    [(1, 1), (2, 37), (3, 157)].into_iter().map(of).collect()
+}
+
+/// Pseudo-random token ids.
+fn tokens(seed: u64, length: usize, vocab_size: usize) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 33) % vocab_size as u64) as u32
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+impl Probe {
+    /// Blocks that prompt and continuation need.
+    fn num_blocks(&self) -> usize {
+        (self.prompt.len() + CONTINUATION).div_ceil(BLOCK_TOKENS)
+    }
+
+    fn run_under(&self, subject: &dyn Subject, ctx: &Context, clause: Clause) -> Result<Rows> {
+        let vocab = subject.config().vocab_size;
+        let own = self.num_blocks();
+        match clause {
+            Clause::Chunks(size) => Ok(Drive::new(subject, ctx, own, size).run(self, &[], &[])?.0),
+            Clause::ShuffledBlocks => {
+                let mut drive = Drive::new(subject, ctx, own + 13, WHOLE);
+                drive.shuffle();
+                Ok(drive.run(self, &[], &[])?.0)
+            }
+            Clause::Beside(count) => {
+                let other = |i: usize| tokens(100 + i as u64, 1 + i * 7 % 40, vocab);
+                let others: Vec<Vec<u32>> = (0..count).map(other).collect();
+                let (older, younger) = others.split_at(count / 2);
+                let mut drive = Drive::new(subject, ctx, own + count * 5, WHOLE);
+                Ok(drive.run(self, older, younger)?.0)
+            }
+            Clause::CachedPrompt => {
+                let mut drive = Drive::new(subject, ctx, own * 2, WHOLE);
+                drive.run(self, &[], &[])?;
+                Ok(drive.run(self, &[], &[])?.0)
+            }
+            Clause::CachedHalf => {
+                let mut other = self.prompt[..self.prompt.len() / 2].to_vec();
+                other.extend(tokens(7, 5, vocab));
+                let mut drive = Drive::new(subject, ctx, own * 3, WHOLE);
+                drive.run_other(other)?;
+                Ok(drive.run(self, &[], &[])?.0)
+            }
+            Clause::Preempted => self.run_preempted(subject, ctx, vocab),
+        }
+    }
+
+    /// An older sequence of one block grows until the pool is full, while this one continues.
+    fn run_preempted(&self, subject: &dyn Subject, ctx: &Context, vocab: usize) -> Result<Rows> {
+        if self.continuation.is_empty() {
+            return Ok(Rows::new());
+        }
+        let blocks = self.prompt.len().div_ceil(BLOCK_TOKENS) + 2;
+        let mut drive = Drive::new(subject, ctx, blocks, WHOLE);
+        let older = tokens(9, BLOCK_TOKENS - 1, vocab);
+        let (rows, _) = drive.run(self, &[older], &[])?;
+        if drive.preemptions == 0 {
+            return Err(Error::internal(
+                "the sequence was not preempted, so nothing was checked",
+            ));
+        }
+        Ok(rows)
+    }
+}
+
+/// A model with a cache and a scheduler, driven without a worker.
+struct Drive<'a> {
+    subject: &'a dyn Subject,
+    ctx: &'a Context,
+    kv: KvCache,
+    scheduler: Scheduler,
+    budget: Budget,
+    /// Where each block of the scheduler really lies.
+    places: Vec<u32>,
+    next_id: SeqId,
+    preemptions: usize,
+}
+
+impl<'a> Drive<'a> {
+    fn new(
+        subject: &'a dyn Subject,
+        ctx: &'a Context,
+        num_blocks: usize,
+        step_tokens: usize,
+    ) -> Self {
+        let shapes: Vec<PageShape> = subject.config().page_shapes();
+        Self {
+            subject,
+            ctx,
+            kv: KvCache::new(&shapes, num_blocks),
+            scheduler: Scheduler::new(Limits {
+                num_blocks,
+                max_num_seqs: 64,
+            }),
+            budget: Budget {
+                tokens: step_tokens,
+                beside_decodes: step_tokens,
+            },
+            places: (0..num_blocks as u32).collect(),
+            next_id: 1,
+            preemptions: 0,
+        }
+    }
+
+    /// Scatters the blocks.
+    fn shuffle(&mut self) {
+        let count = self.places.len();
+        for i in (1..count).rev() {
+            self.places.swap(i, (i * 7919 + 5) % (i + 1));
+        }
+    }
+
+    fn add(&mut self, tokens: &[u32]) -> SeqId {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.scheduler.add(id, tokens.to_vec());
+        id
+    }
+
+    /// Computes another prompt alone, for what it leaves in the cache.
+    fn run_other(&mut self, prompt: Vec<u32>) -> Result<()> {
+        let other = Probe {
+            prompt,
+            continuation: Vec::new(),
+            rows: Rows::from([(0, [0; 32])]),
+        };
+        self.run(&other, &[], &[])?;
+        Ok(())
+    }
+
+    /// Computes the probe (with its continuation, or a greedy one when it has none yet) beside others that arrive before and
+    /// after it; its rows and the continuation.
+    fn run(
+        &mut self,
+        probe: &Probe,
+        older: &[Vec<u32>],
+        younger: &[Vec<u32>],
+    ) -> Result<(Rows, Vec<u32>)> {
+        for tokens in older {
+            self.add(tokens);
+        }
+        let own = self.add(&probe.prompt);
+        for tokens in younger {
+            self.add(tokens);
+        }
+        let (mut rows, mut continuation) = (Rows::new(), Vec::new());
+        while !self.scheduler.is_idle() {
+            let step = self.scheduler.schedule(self.budget);
+            if step.parts.is_empty() {
+                return Err(Error::internal("the scheduler planned a step without work"));
+            }
+            self.preemptions += step.preempted.iter().filter(|id| **id == own).count();
+            let logits = self
+                .subject
+                .forward(self.ctx, &self.batch(&step, own), &mut self.kv)?;
+            self.scheduler.commit(&step);
+            let mut row = 0;
+            for part in &step.parts {
+                if part.id == own {
+                    for offset in 0..part.count {
+                        rows.insert(part.first + offset, fingerprint(logits.row(row + offset)));
+                    }
+                    row += part.count;
+                    if part.samples {
+                        self.continue_probe(probe, own, &mut continuation, logits.row(row - 1));
+                    }
+                } else if part.samples {
+                    row += 1;
+                    self.continue_other(part.id);
+                }
+            }
+        }
+        Ok((rows, continuation))
+    }
+
+    fn batch(&self, step: &Step, own: SeqId) -> Batch {
+        let place = |block: &u32| self.places[*block as usize];
+        let sequence = |part: &Part| Sequence {
+            tokens: self.scheduler.tokens(part.id)[part.first..part.first + part.count].to_vec(),
+            first_position: part.first,
+            block_table: self
+                .scheduler
+                .block_table(part.id)
+                .iter()
+                .map(place)
+                .collect(),
+            num_logits: if part.id == own {
+                part.count
+            } else {
+                usize::from(part.samples)
+            },
+        };
+        Batch {
+            sequences: step.parts.iter().map(sequence).collect(),
+        }
+    }
+
+    fn continue_probe(&mut self, probe: &Probe, own: SeqId, so_far: &mut Vec<u32>, logits: &[f32]) {
+        let is_reference = probe.rows.is_empty();
+        let wanted = if is_reference {
+            CONTINUATION
+        } else {
+            probe.continuation.len()
+        };
+        if so_far.len() >= wanted {
+            return self.scheduler.remove(own);
+        }
+        let next = if is_reference {
+            best(logits)
+        } else {
+            probe.continuation[so_far.len()]
+        };
+        so_far.push(next);
+        self.scheduler.push_token(own, next);
+    }
+
+    /// Others go on for a while with tokens of their own.
+    fn continue_other(&mut self, id: SeqId) {
+        let length = self.scheduler.tokens(id).len();
+        let pool = self.scheduler.pool().num_blocks() * BLOCK_TOKENS;
+        if length < OTHERS_LENGTH.min(pool) {
+            let vocab = self.subject.config().vocab_size;
+            let next = tokens(id * 1000 + length as u64, 1, vocab)[0];
+            self.scheduler.push_token(id, next);
+        } else {
+            self.scheduler.remove(id);
+        }
+    }
+}
+
+/// The lowest id with the largest logit.
+fn best(row: &[f32]) -> u32 {
+    let better = |best: usize, id: usize| if row[id] > row[best] { id } else { best };
+    (1..row.len()).fold(0, better) as u32
+}
+
+fn fingerprint(row: &[f32]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for value in row {
+        hash.update(value.to_bits().to_le_bytes());
+    }
+    hash.finalize().into()
+}

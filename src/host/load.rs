@@ -1,0 +1,150 @@
+//! From a checkpoint on disk to a [`Model`] with a running worker.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{Loaded, Model, SamplingDefaults};
+use crate::engine::worker::{self, WorkerSettings};
+use crate::error::{Error, Result};
+use crate::formats::Weights;
+use crate::memory;
+use crate::model::plan::{self, Plan, Wish};
+use crate::model::{LoadOptions, LoadedModel, ModelConfig, load};
+use crate::ops::Context;
+use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
+
+/// Loads the checkpoint at `path`, which messages call `name`: engine, tokenizer, template, end tokens. It may take all the
+/// memory there is.
+///
+/// # Errors
+/// Those of loading; `OutOfMemory` when weights and context do not fit.
+pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Loaded> {
+    let settings = WorkerSettings::default();
+    load_within(name, path, ctx, (wish, settings), |_| memory::capacity())
+}
+
+/// The same for a model that is one of several; `available` says from the bytes of the weights how much memory there is for the model.
+pub(super) fn load_within(
+    name: &str,
+    path: &Path,
+    ctx: Context,
+    (wish, mut settings): (Wish, WorkerSettings),
+    available: impl FnOnce(usize) -> Option<u64>,
+) -> Result<Loaded> {
+    let cannot_load = |error: Error| error.context(format!("cannot load `{name}`"));
+    let LoadedModel {
+        transformer,
+        weights,
+    } = load(&ctx, path, LoadOptions::default()).map_err(cannot_load)?;
+    let text = TextParts::read(&weights, path, transformer.config()).map_err(cannot_load)?;
+    let weight_bytes = transformer.weight_bytes();
+    let available = available(weight_bytes);
+    let plan =
+        plan_memory(transformer.config(), weight_bytes, wish, available).map_err(cannot_load)?;
+    let vocab_size = transformer.config().vocab_size as u32;
+    settings.masked_ids = (0..vocab_size)
+        .filter(|&id| !text.tokenizer.has_text(id))
+        .collect();
+    let running = worker::start(ctx, transformer, &plan, settings);
+    let model = Model::new(
+        running.engine,
+        Arc::new(text.tokenizer),
+        text.template,
+        text.end_tokens,
+    )
+    .with_sampling_defaults(text.sampling);
+    Ok(Loaded {
+        model,
+        ended: running.thread,
+    })
+}
+
+/// The one place where memory is planned: for loading and for the question what loading will take.
+pub(super) fn plan_memory(
+    config: &ModelConfig,
+    weight_bytes: usize,
+    wish: Wish,
+    available: Option<u64>,
+) -> Result<Plan> {
+    let available = available.and_then(|bytes| usize::try_from(bytes).ok());
+    plan::plan(
+        config,
+        weight_bytes,
+        wish,
+        available.unwrap_or(usize::MAX / 2),
+    )
+}
+
+/// The text side of a checkpoint.
+pub struct TextParts {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if there is one.
+    pub template: Option<ChatTemplate>,
+    /// Ids that end an answer.
+    pub end_tokens: Vec<u32>,
+    /// How the model wants to be sampled.
+    pub sampling: SamplingDefaults,
+}
+
+impl TextParts {
+    /// Reads tokenizer, chat template and end tokens from the container or the folder around it.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` or `Unsupported`, as the text layer says.
+    pub fn read(weights: &Weights, path: &Path, config: &ModelConfig) -> Result<Self> {
+        let (tokenizer, sources, configs, sampling) = match weights {
+            Weights::Gguf(file) => {
+                let metadata = file.metadata();
+                (
+                    Tokenizer::from_metadata(metadata)?,
+                    TemplateSources::from_metadata(metadata)?,
+                    Vec::new(),
+                    SamplingDefaults::from_metadata(metadata)?,
+                )
+            }
+            Weights::Safetensors(_) => {
+                let configs = ["config.json", "generation_config.json"]
+                    .map(|name| read_json(&path.join(name)));
+                let configs = configs.into_iter().collect::<Result<Vec<Value>>>()?;
+                let sampling = SamplingDefaults::from_generation_config(&configs[1]);
+                (
+                    Tokenizer::from_folder(path)?,
+                    TemplateSources::from_folder(path)?,
+                    configs,
+                    sampling,
+                )
+            }
+        };
+        let extra: Vec<u32> = config
+            .extra_stop_ids
+            .iter()
+            .copied()
+            .filter(|&id| tokenizer.is_special(id))
+            .collect();
+        let ends = EndTokens::collect(
+            &configs.iter().collect::<Vec<_>>(),
+            Some(&tokenizer),
+            &extra,
+        );
+        Ok(Self {
+            template: sources.compile()?,
+            end_tokens: ends.ids().to_vec(),
+            tokenizer,
+            sampling,
+        })
+    }
+}
+
+/// A JSON file, or null when there is none.
+fn read_json(path: &Path) -> Result<Value> {
+    match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|e| {
+            Error::invalid(format!("`{}` is not JSON", path.display())).with_source(e)
+        }),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Value::Null),
+        Err(e) => Err(Error::io("read", path, e)),
+    }
+}

@@ -1,0 +1,9 @@
+//! OpenAI's dialect: what its requests and answers look like. What happens in between is the same for every dialect.
+
+pub(super) mod chat;
+mod logprobs;
+mod messages;
+pub(super) mod models;
+mod request;
+mod response;
+mod sampling;
