@@ -3,10 +3,11 @@
 #
 #   scripts/test.sh
 #
-# Format, lints, docs, tests, dependency rules, release build, fixtures on both compute paths, one real answer.
+# Format, lints, docs, tests, dependency rules, release build, fixtures on both compute paths, one real answer, the GPU builds.
 # What cannot run here is reported as skipped, never as passed. Build output and tools are kept outside the tree, in
-# ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}, so that a second run is quick. Debian and Ubuntu packages that are missing
-# (python3-venv, a C compiler) are installed when this runs as root.
+# ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}, so that a second run is quick. The first time the GPU builds alone cost some 20 minutes of
+# processor time, most of it for candle, and 2.5 GB. Debian and Ubuntu packages that are missing (python3-venv, a C compiler) are
+# installed when this runs as root.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -26,13 +27,18 @@ failures=()
 skips=()
 
 # step NAME COMMAND...: runs it, shows it, counts it. Commands that print their own counts (cargo test, run_fixtures.py)
-# count test by test, others as one.
+# count test by test, others as one. Exit status 77 means that it cannot run here, and its last line says why.
 step() {
     local name=$1 status started=$SECONDS ok bad
     shift
     printf '\n== %s\n' "$name"
     "$@" 2>&1 | tee "$log"
     status=${PIPESTATUS[0]}
+    if [ "$status" -eq 77 ]; then
+        printf -- '-- skipped: %s\n' "$(tail -n 1 "$log")"
+        skips+=("$name ($(tail -n 1 "$log"))")
+        return 0
+    fi
     ok=$(sum_of passed)
     bad=$(sum_of failed)
     ignored=$((ignored + $(sum_of ignored)))
@@ -137,6 +143,9 @@ else
     skip "fixtures" "no release build"
     skip "a real answer" "no release build"
 fi
+
+step "the cuda build without CUDA" nice scripts/check-cuda.sh
+step "the metal build, for macOS" nice scripts/check-metal.sh
 
 printf '\n== summary (%d s)\n' "$SECONDS"
 for name in "${failures[@]}"; do printf 'failed: %s\n' "$name"; done

@@ -26,7 +26,16 @@ pub enum Allowed {
     SecondsOrForever,
     /// An IP address, as [`parse_address`] reads it.
     Address,
+    /// Whole numbers with commas between them.
+    Numbers,
+    /// Yes or no, as one of [`YES`] or [`NO`] in any case.
+    Switch,
 }
+
+/// What switches an [`Allowed::Switch`] on.
+pub const YES: [&str; 4] = ["1", "true", "yes", "on"];
+/// What switches an [`Allowed::Switch`] off.
+pub const NO: [&str; 4] = ["0", "false", "no", "off"];
 
 /// One environment variable.
 #[derive(Debug)]
@@ -67,6 +76,8 @@ variables! {
     ALLOWED_HOSTS = "OXYDLLM_ALLOWED_HOSTS", Allowed::Text, "none", "Names with commas between them that the server answers to besides loopback names, such as a reverse proxy's; `*` is all.";
     CORS_ORIGIN = "OXYDLLM_CORS_ORIGIN", Allowed::Text, "none", "Origins with commas between them whose web pages may use the server from a browser; `*` is all.";
     THREADS = "OXYDLLM_THREADS", Allowed::AtLeast(1), "the CPUs granted to the process", "Number of compute threads.";
+    DEVICES = "OXYDLLM_DEVICES", Allowed::Numbers, "the first GPU", "GPU to compute on, in builds for one.";
+    ALLOW_CPU = "OXYDLLM_ALLOW_CPU", Allowed::Switch, "off", "Lets a GPU build compute on the CPU where no GPU can be used.";
     CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx512", "neon"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results.";
     HF_TOKEN = "HF_TOKEN", Allowed::Text, "none", "Token for gated and private repositories of the hub.";
     HUGGING_FACE_HUB_TOKEN = "HUGGING_FACE_HUB_TOKEN", Allowed::Text, "none", "Older name of `HF_TOKEN`, read after it.";
@@ -76,6 +87,12 @@ variables! {
     NO_COLOR = "NO_COLOR", Allowed::Text, "not set", "Any value switches colours off.";
     HOME = "HOME", Allowed::Text, "none", "Home directory.";
     USERPROFILE = "USERPROFILE", Allowed::Text, "none", "Home directory where `HOME` is not set.";
+}
+
+const NUMBERS: &str = "whole numbers with commas between them, such as `0` or `0,1`";
+
+fn is_word(words: &[&str], text: &str) -> bool {
+    words.iter().any(|word| word.eq_ignore_ascii_case(text))
 }
 
 impl Variable {
@@ -119,6 +136,20 @@ impl Variable {
         self.text()?.map(parse).transpose()
     }
 
+    /// The values of a variable that allows [`Allowed::Numbers`]; `None` when not set.
+    ///
+    /// # Errors
+    /// `Invalid` when one is not a number in range.
+    pub fn numbers(&self) -> Result<Option<Vec<usize>>> {
+        let parse = |text: String| {
+            text.split(',')
+                .map(|number| number.trim().parse())
+                .collect::<Result<_, _>>()
+                .map_err(|_| self.invalid(&text, NUMBERS))
+        };
+        self.text()?.map(parse).transpose()
+    }
+
     /// Values with commas between them, blank ones left out; `None` when not set.
     ///
     /// # Errors
@@ -140,6 +171,14 @@ impl Variable {
     /// As [`Variable::text`].
     pub fn address(&self) -> Result<Option<IpAddr>> {
         Ok(self.text()?.as_deref().and_then(parse_address))
+    }
+
+    /// Whether a variable that allows [`Allowed::Switch`] is on; `None` when not set.
+    ///
+    /// # Errors
+    /// `Invalid` when the value is neither yes nor no.
+    pub fn switch(&self) -> Result<Option<bool>> {
+        Ok(self.text()?.map(|text| is_word(&YES, &text)))
     }
 
     /// A path; `None` when not set.
@@ -182,6 +221,21 @@ impl Variable {
             }
             Allowed::Address if parse_address(text).is_some() => Ok(Some(text.to_owned())),
             Allowed::Address => Err(self.invalid(text, ADDRESS)),
+            Allowed::Numbers
+                if text
+                    .split(',')
+                    .all(|number| number.trim().parse::<usize>().is_ok()) =>
+            {
+                Ok(Some(text.to_owned()))
+            }
+            Allowed::Numbers => Err(self.invalid(text, NUMBERS)),
+            Allowed::Switch if is_word(&YES, text) || is_word(&NO, text) => {
+                Ok(Some(text.to_owned()))
+            }
+            Allowed::Switch => Err(self.invalid(
+                text,
+                &format!("one of {}, {}", YES.join(", "), NO.join(", ")),
+            )),
             Allowed::Url => {
                 Err(self.invalid(text, "an address that begins with `https://` or `http://`"))
             }
@@ -302,6 +356,25 @@ mod tests {
     fn words_match_in_any_case_and_numbers_are_trimmed() {
         assert_eq!(CPU_LEVEL.check("AVX2").unwrap().as_deref(), Some("avx2"));
         assert_eq!(THREADS.check(" 4 ").unwrap().as_deref(), Some("4"));
+    }
+
+    #[test]
+    fn lists_and_switches_take_what_people_write_and_refuse_the_rest() {
+        for text in ["0", "0,1", " 3 , 12 "] {
+            assert!(DEVICES.check(text).is_ok(), "{text}");
+        }
+        for text in ["a", "0,", "-1", "0;1", "99999999999999999999999"] {
+            let message = DEVICES.check(text).unwrap_err().to_string();
+            assert!(message.contains("such as `0` or `0,1`"), "{message}");
+        }
+        for text in ["1", "TRUE", "yes", "On", "0", "False", "no", "off"] {
+            assert!(ALLOW_CPU.check(text).is_ok(), "{text}");
+        }
+        let message = ALLOW_CPU.check("2").unwrap_err().to_string();
+        assert!(
+            message.ends_with("expected one of 1, true, yes, on, 0, false, no, off"),
+            "{message}"
+        );
     }
 
     #[test]

@@ -99,6 +99,38 @@ impl ThreadArgs {
     }
 }
 
+/// `--devices` and `--allow-cpu`, shared by all commands that compute.
+#[derive(Debug, Clone, Default, Args)]
+pub struct DeviceArgs {
+    /// GPU to compute on, in builds for one [env: OXYDLLM_DEVICES] [default: the first]
+    #[arg(long, value_name = "ID", value_delimiter = ',')]
+    devices: Option<Vec<usize>>,
+    /// Let a GPU build compute on the CPU where no GPU can be used [env: OXYDLLM_ALLOW_CPU]
+    #[arg(long)]
+    allow_cpu: bool,
+}
+
+impl DeviceArgs {
+    /// Flag, then variable, then `None` (the first GPU, where there is one to choose).
+    ///
+    /// # Errors
+    /// `Invalid` when the variable is.
+    pub fn devices(&self) -> Result<Option<Vec<usize>>> {
+        match &self.devices {
+            Some(devices) => Ok(Some(devices.clone())),
+            None => env::DEVICES.numbers(),
+        }
+    }
+
+    /// Flag, then variable, then no.
+    ///
+    /// # Errors
+    /// `Invalid` when the variable is.
+    pub fn allow_cpu(&self) -> Result<bool> {
+        Ok(self.allow_cpu || env::ALLOW_CPU.switch()?.unwrap_or(false))
+    }
+}
+
 /// Arguments of `pull`.
 #[derive(Debug, Args)]
 pub struct PullArgs {
@@ -205,6 +237,9 @@ pub struct RunArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
     /// Print load time, token counts and speed
     #[arg(long)]
     pub verbose: bool,
@@ -267,6 +302,9 @@ pub struct BenchArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
     /// Repetitions of each test
     #[arg(long, value_name = "N", default_value = "5")]
     pub repeat: NonZeroUsize,
@@ -306,6 +344,9 @@ pub struct EvalArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
 }
 
 pub(super) fn parse_text(text: &str) -> Result<String, String> {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::Printer;
-use super::args::{ModelsDirArgs, ThreadArgs};
+use super::args::{DeviceArgs, ModelsDirArgs, ThreadArgs};
+use crate::device::{self, Device};
 use crate::env;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{Context, CpuLevel};
 use crate::store::{Located, resolve_for_run};
 use crate::threads::{Pool, num_threads};
@@ -22,11 +23,26 @@ pub(super) fn locate(models_dir: &ModelsDirArgs, text: &str, printer: &Printer) 
     Ok(located)
 }
 
-/// The context that commands compute in: threads by flag, variable, machine; level by variable, CPU.
+/// The context that commands compute in: device and threads by flag, variable, machine; level by variable, CPU. Says so when
+/// a GPU build computes on the CPU.
 ///
 /// # Errors
-/// `Invalid` or `Unsupported` for a variable that asks for what there is not.
-pub(super) fn context(threads: &ThreadArgs) -> Result<Context> {
+/// `Invalid` or `Unsupported` for a flag or variable that asks for what there is not, or when no device can be used.
+pub(super) fn context(
+    device: &DeviceArgs,
+    threads: &ThreadArgs,
+    printer: &Printer,
+) -> Result<Context> {
+    let choice = device::choose(device.devices()?.as_deref(), device.allow_cpu()?)?;
+    if let Some(reason) = choice.fallback {
+        printer.warn(format_args!("computing on the CPU: {reason}"));
+    }
+    if choice.device != Device::Cpu {
+        return Err(Error::internal(format!(
+            "{} was chosen, and operations run on the CPU only",
+            choice.device
+        )));
+    }
     let level = env::CPU_LEVEL
         .text()?
         .map(|text| text.parse::<CpuLevel>())

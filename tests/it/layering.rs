@@ -135,11 +135,8 @@ fn violations(path: &str, source: &str) -> Vec<String> {
     for (number, line) in code_lines(source, true) {
         let mut refuse =
             |what: &str| found.push(format!("{path}:{number}: {what}: {}", line.trim()));
-        let is_gpu = ["\"cuda\"", "\"metal\""]
-            .iter()
-            .any(|feature| line.contains(&format!("feature = {feature}")));
-        if is_gpu && !matches!(module, "ops" | "device") {
-            refuse("GPU features belong to `ops` and `device`");
+        if names_gpu_backend(line) && !matches!(module, "ops" | "device") {
+            refuse("GPU features and libraries belong to `ops` and `device`");
         }
         if ["env::var(", "env::var_os(", "env::vars(", "env::vars_os("]
             .iter()
@@ -165,6 +162,23 @@ fn violations(path: &str, source: &str) -> Vec<String> {
         }
     }
     found
+}
+
+/// Whether a line asks for a GPU feature, or names a crate that only such a feature brings. (Differences between operating
+/// systems are another matter and may stand anywhere.)
+fn names_gpu_backend(line: &str) -> bool {
+    let dense: String = line.chars().filter(|c| !c.is_whitespace()).collect();
+    let features = ["cuda", "metal"].map(|name| format!("feature=\"{name}\""));
+    let crates = [
+        "candle_core",
+        "candle_nn",
+        "candle_kernels",
+        "candle_metal_kernels",
+        "cudarc",
+        "objc2_metal",
+    ];
+    features.iter().any(|feature| dense.contains(feature))
+        || crates.iter().any(|name| has_word(line, name))
 }
 
 fn layer_violations(file: &str, module: &str, row: usize, source: &str) -> Vec<String> {
@@ -286,6 +300,12 @@ fn the_check_finds_what_it_looks_for() {
         ("chat/turn.rs", "use crate::{error::Result, ops};"),
         ("odd.rs", "fn f() {}"),
         ("nn/linear.rs", "#[cfg(feature = \"cuda\")]"),
+        (
+            "cli/load.rs",
+            "if cfg!(all(feature=\"metal\", target_os = \"macos\")) {}",
+        ),
+        ("model/load.rs", "use candle_core::Tensor;"),
+        ("nn/mod.rs", "fn f(x: &cudarc::driver::CudaContext) {}"),
         ("hub/mod.rs", "let x = std::env::var(\"X\");"),
         ("store/scan.rs", "unsafe { f() }"),
         ("cli/list.rs", "println!(\"x\");"),
@@ -303,6 +323,15 @@ fn the_check_finds_what_it_looks_for() {
         (
             "ops/norm/cpu.rs",
             "use crate::quant::Encoding;\nunsafe fn f() {}\n#[cfg(feature = \"metal\")]",
+        ),
+        ("ops/tensor.rs", "use candle_core::Tensor;"),
+        (
+            "device/metal.rs",
+            "use candle_metal_kernels::metal::Device;\nuse crate::error::Error;",
+        ),
+        (
+            "formats/mmap.rs",
+            "#[cfg(any(target_os = \"linux\", target_os = \"macos\"))]",
         ),
         (
             "engine/worker.rs",

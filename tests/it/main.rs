@@ -11,6 +11,7 @@ mod cli_pull;
 mod cli_questions;
 mod cli_start;
 mod contract;
+mod devices;
 mod engine;
 mod fuzz;
 mod fuzz_bodies;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::cli::args::{ModelsDirArgs, ThreadArgs, parse_text};
+use crate::cli::args::{DeviceArgs, ModelsDirArgs, ThreadArgs, parse_text};
 use crate::env;
 use crate::error::Result;
 use crate::host::{HostSettings, KeepAlive, LoadSettings};
@@ -59,6 +59,9 @@ pub struct StartArgs {
     /// [env: OXYDLLM_CORS_ORIGIN]
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',', value_parser = parse_text)]
     cors_origin: Option<Vec<String>>,
+    #[command(flatten)]
+    /// Where it computes.
+    pub device: DeviceArgs,
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,

@@ -1,6 +1,6 @@
 //! From a file's rows to a panel of the interleaved layout.
 //!
-//! Plain byte loops, compiled once per format and instruction set: fixed trip counts over small arrays are what a compiler
+//! Plain byte loops, compiled once per instruction set: fixed trip counts over small arrays are what a compiler
 //! turns into vector code.
 #![allow(unsafe_code)]
 #![allow(
@@ -37,25 +37,21 @@ pub(super) fn pack_panel(
     first: usize,
     out: &mut [u8],
 ) {
-    macro_rules! by_format {
-        ($($name:ident)*) => {
-            match format {
-                // SAFETY: the level was detected on this CPU; the bodies are safe code.
-                $(Format::$name => unsafe { kernel::<{ Format::$name as u8 }>(level, raw, first, out) },)*
-            }
-        };
-    }
-    by_format!(Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K);
+    // SAFETY: the level was detected on this CPU; the body is safe code.
+    unsafe { kernel(level, format, raw, first, out) }
 }
 
 simd_kernel! {
-    /// Packs a panel of format number `F`.
-    unsafe fn kernel<const F: u8>(raw: &RawMatrix, first: usize, out: &mut [u8]) = kernel_body
+    /// Packs a panel.
+    unsafe fn kernel(format: Format, raw: &RawMatrix, first: usize, out: &mut [u8]) = kernel_body
 }
 
 #[inline(always)]
-unsafe fn kernel_body<V: Simd, const F: u8>(raw: &RawMatrix, first: usize, out: &mut [u8]) {
-    let format = const { Format::ALL[F as usize] };
+#[allow(
+    clippy::extra_unused_type_parameters,
+    reason = "the compiler finds the instructions itself"
+)]
+unsafe fn kernel_body<V: Simd>(format: Format, raw: &RawMatrix, first: usize, out: &mut [u8]) {
     let file_block = raw.encoding().block_bytes();
     let mut unpacked: [Unpacked; PANEL_ROWS] = std::array::from_fn(|_| Unpacked {
         codes: [0; 256],
