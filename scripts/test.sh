@@ -134,8 +134,10 @@ if step "release build" cargo build --locked --release; then
     fi
     if $have_python && demo_model; then
         step "a real answer" answers_paris
+        step "official clients and a short soak" scripts/check-clients.sh "$binary" "$model" 15
     else
         skip "a real answer" "the demo model cannot be fetched"
+        skip "official clients" "the demo model cannot be fetched"
     fi
 else
     skip "fixtures" "no release build"

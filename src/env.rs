@@ -3,7 +3,9 @@
 //! Rules for all of them: a flag wins over the variable, the variable over the default; empty or blank means "not set";
 //! a value that is not allowed is an error that names the variable, the value and what is allowed.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
@@ -22,6 +24,12 @@ pub enum Allowed {
     Numbers,
     /// Yes or no, as one of [`YES`] or [`NO`] in any case.
     Switch,
+    /// A whole number of 16 bits.
+    Port,
+    /// Whole seconds, or -1 for ever.
+    SecondsOrForever,
+    /// An IP address, as [`parse_address`] reads it.
+    Address,
 }
 
 /// What switches an [`Allowed::Switch`] on.
@@ -56,6 +64,17 @@ macro_rules! variables {
 variables! {
     MODELS_DIR = "OXYDLLM_MODELS_DIR", Allowed::Text, "~/.oxydllm/models", "Where models are kept, for every command that takes `--models-dir`.";
     MAX_CONTEXT_LEN = "OXYDLLM_MAX_CONTEXT_LEN", Allowed::AtLeast(1), "the model's own, bounded by memory", "Tokens that one conversation may hold.";
+    PORT = "OXYDLLM_PORT", Allowed::Port, "11313", "Port of the server; 0 takes a free one.";
+    HOST = "OXYDLLM_HOST", Allowed::Address, "127.0.0.1, with an API key 0.0.0.0", "Address that the server listens on.";
+    KEEP_ALIVE = "OXYDLLM_KEEP_ALIVE", Allowed::SecondsOrForever, "900", "Seconds that an idle model stays loaded; 0 unloads it at once, -1 never.";
+    SHUTDOWN_TIMEOUT = "OXYDLLM_SHUTDOWN_TIMEOUT", Allowed::AtLeast(0), "30", "Seconds that running requests have when the server is told to stop.";
+    MEMORY_BUDGET = "OXYDLLM_MEMORY_BUDGET", Allowed::AtLeast(1), "what the machine has", "Most MiB that all loaded models take together.";
+    MAX_NUM_SEQS = "OXYDLLM_MAX_NUM_SEQS", Allowed::AtLeast(1), "decided from memory", "Most sequences of a model that compute at once.";
+    MAX_QUEUED_REQUESTS = "OXYDLLM_MAX_QUEUED_REQUESTS", Allowed::AtLeast(1), "200", "Most requests that wait for a model; more are refused.";
+    API_KEY = "OXYDLLM_API_KEY", Allowed::Text, "none", "Key that requests must bring. Better than the flag, which shows in the list of processes.";
+    REQUEST_TIMEOUT = "OXYDLLM_REQUEST_TIMEOUT", Allowed::AtLeast(0), "300", "Seconds that a request may take; 0 is no limit.";
+    ALLOWED_HOSTS = "OXYDLLM_ALLOWED_HOSTS", Allowed::Text, "none", "Names with commas between them that the server answers to besides loopback names, such as a reverse proxy's; `*` is all.";
+    CORS_ORIGIN = "OXYDLLM_CORS_ORIGIN", Allowed::Text, "none", "Origins with commas between them whose web pages may use the server from a browser; `*` is all.";
     THREADS = "OXYDLLM_THREADS", Allowed::AtLeast(1), "the CPUs granted to the process", "Number of compute threads.";
     DEVICES = "OXYDLLM_DEVICES", Allowed::Numbers, "the first GPU", "GPU to compute on, in builds for one.";
     ALLOW_CPU = "OXYDLLM_ALLOW_CPU", Allowed::Switch, "off", "Lets a GPU build compute on the CPU where no GPU can be used.";
@@ -64,7 +83,7 @@ variables! {
     HUGGING_FACE_HUB_TOKEN = "HUGGING_FACE_HUB_TOKEN", Allowed::Text, "none", "Older name of `HF_TOKEN`, read after it.";
     HF_ENDPOINT = "HF_ENDPOINT", Allowed::Url, "https://huggingface.co", "Base address of the hub or of a mirror of it.";
     LOG_FORMAT = "LOG_FORMAT", Allowed::Text, "text", "`json` writes one JSON object per log line; anything else compact text.";
-    RUST_LOG = "RUST_LOG", Allowed::Text, "oxydllm=warn,hyper=warn,tower=warn", "Log filter, in the syntax of the tracing crates.";
+    RUST_LOG = "RUST_LOG", Allowed::Text, "oxydllm=warn,hyper=warn,tower=warn, for `start` oxydllm=info", "Log filter, in the syntax of the tracing crates.";
     NO_COLOR = "NO_COLOR", Allowed::Text, "not set", "Any value switches colours off.";
     HOME = "HOME", Allowed::Text, "none", "Home directory.";
     USERPROFILE = "USERPROFILE", Allowed::Text, "none", "Home directory where `HOME` is not set.";
@@ -119,12 +138,47 @@ impl Variable {
         self.text()?.map(parse).transpose()
     }
 
+    /// The value as what its rule allows; `None` when not set.
+    ///
+    /// # Errors
+    /// As [`Variable::text`].
+    pub fn parse<T: FromStr>(&self) -> Result<Option<T>> {
+        let parse = |text: String| {
+            text.parse()
+                .map_err(|_| self.invalid(&text, "another value"))
+        };
+        self.text()?.map(parse).transpose()
+    }
+
     /// Whether a variable that allows [`Allowed::Switch`] is on; `None` when not set.
     ///
     /// # Errors
     /// `Invalid` when the value is neither yes nor no.
     pub fn switch(&self) -> Result<Option<bool>> {
         Ok(self.text()?.map(|text| is_word(&YES, &text)))
+    }
+
+    /// Values with commas between them, blank ones left out; `None` when not set.
+    ///
+    /// # Errors
+    /// As [`Variable::text`].
+    pub fn list(&self) -> Result<Option<Vec<String>>> {
+        let parts = |text: String| {
+            let parts = text.split(',').map(str::trim);
+            parts
+                .filter(|part| !part.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        Ok(self.text()?.map(parts))
+    }
+
+    /// An address; `None` when not set.
+    ///
+    /// # Errors
+    /// As [`Variable::text`].
+    pub fn address(&self) -> Result<Option<IpAddr>> {
+        Ok(self.text()?.as_deref().and_then(parse_address))
     }
 
     /// A path; `None` when not set.
@@ -172,6 +226,16 @@ impl Variable {
                 text,
                 &format!("one of {}, {}", YES.join(", "), NO.join(", ")),
             )),
+            Allowed::Port if text.parse::<u16>().is_ok() => Ok(Some(text.to_owned())),
+            Allowed::Port => Err(self.invalid(text, "a port from 0 to 65535")),
+            Allowed::SecondsOrForever if text.parse::<i64>().is_ok_and(|secs| secs >= -1) => {
+                Ok(Some(text.to_owned()))
+            }
+            Allowed::SecondsOrForever => {
+                Err(self.invalid(text, "whole seconds from 0 on, or -1 for ever"))
+            }
+            Allowed::Address if parse_address(text).is_some() => Ok(Some(text.to_owned())),
+            Allowed::Address => Err(self.invalid(text, ADDRESS)),
             Allowed::Url => {
                 Err(self.invalid(text, "an address that begins with `https://` or `http://`"))
             }
@@ -184,6 +248,22 @@ impl Variable {
             self.name
         ))
     }
+}
+
+/// What [`parse_address`] takes, in words.
+pub const ADDRESS: &str = "an IP address such as `127.0.0.1`, `0.0.0.0` or `::`";
+
+/// An IP address as people write it: with brackets or without, or `localhost`.
+pub fn parse_address(text: &str) -> Option<IpAddr> {
+    let text = text.trim();
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(text);
+    if bare.eq_ignore_ascii_case("localhost") {
+        return Some(IpAddr::V4(Ipv4Addr::LOCALHOST));
+    }
+    bare.parse().ok()
 }
 
 /// Checks every variable, so that a wrong one is reported at start-up and not when it is first needed.
@@ -242,6 +322,34 @@ mod tests {
             "{message}"
         );
         assert!(HF_ENDPOINT.check("huggingface.co").is_err());
+    }
+
+    #[test]
+    fn numbers_and_addresses_of_the_server_are_checked_at_their_ends() {
+        let cases: [(&Variable, &[&str], &[&str]); 4] = [
+            (&PORT, &["0", "65535"], &["65536", "-1", "http"]),
+            (&KEEP_ALIVE, &["0", "-1", "900"], &["-2", "1.5", "soon"]),
+            (
+                &HOST,
+                &["127.0.0.1", "::", "[::1]", "localhost"],
+                &["example.org", "1.2.3", "*"],
+            ),
+            (&MEMORY_BUDGET, &["1"], &["0", "8G"]),
+        ];
+        for (variable, taken, refused) in cases {
+            for text in taken {
+                assert!(variable.check(text).is_ok(), "{} {text}", variable.name);
+            }
+            for text in refused {
+                let message = variable.check(text).unwrap_err().to_string();
+                assert!(
+                    message.contains(&format!("`{text}`, expected ")),
+                    "{message}"
+                );
+            }
+        }
+        assert_eq!(parse_address("[::1]"), "::1".parse().ok());
+        assert_eq!(parse_address("LocalHost"), "127.0.0.1".parse().ok());
     }
 
     #[test]

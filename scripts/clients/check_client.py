@@ -14,7 +14,7 @@ import openai
 BASE_URL, MODEL = sys.argv[1], sys.argv[2]
 
 
-def request(n, **more):
+def request(n, /, **more):
     """A request of its own kind: prompt, sampling and length depend on `n`."""
     words = ["river", "stone", "cloud", "lamp", "garden", "winter", "bridge", "violin"]
     about = " and ".join(words[(n + i) % len(words)] for i in range(1 + n % 4))
@@ -42,12 +42,12 @@ def essence(choice):
     return choice.message.content, choice.finish_reason, tokens
 
 
-async def whole(client, n, **more):
+async def whole(client, n, /, **more):
     answer = await client.chat.completions.create(**request(n, **more))
     return [essence(choice) for choice in answer.choices], answer.usage
 
 
-async def streamed(client, n, **more):
+async def streamed(client, n, /, **more):
     options = {"stream": True, "stream_options": {"include_usage": True}}
     content, reason, tokens, usage = {}, {}, {}, None
     async for chunk in await client.chat.completions.create(**request(n, **more), **options):

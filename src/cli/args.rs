@@ -12,6 +12,8 @@ use crate::env;
 use crate::error::Result;
 use crate::store;
 
+pub use super::start::StartArgs;
+
 /// Everything that was typed.
 #[derive(Debug, Parser)]
 #[command(
@@ -43,6 +45,8 @@ pub enum Command {
     Rm(RmArgs),
     /// Chat with a model in the terminal, or answer one prompt
     Run(RunArgs),
+    /// Serve the local models over HTTP, as OpenAI's API
+    Start(StartArgs),
     /// Measure prompt processing and generation speed
     Bench(BenchArgs),
     /// Compute perplexity, logits or greedy tokens, to compare with a reference
@@ -345,7 +349,7 @@ pub struct EvalArgs {
     pub device: DeviceArgs,
 }
 
-fn parse_text(text: &str) -> Result<String, String> {
+pub(super) fn parse_text(text: &str) -> Result<String, String> {
     let text = text.trim();
     if text.is_empty() {
         Err("it must not be empty".to_owned())
@@ -354,7 +358,7 @@ fn parse_text(text: &str) -> Result<String, String> {
     }
 }
 
-fn parse_path(text: &str) -> Result<PathBuf, String> {
+pub(super) fn parse_path(text: &str) -> Result<PathBuf, String> {
     parse_text(text).map(PathBuf::from)
 }
 

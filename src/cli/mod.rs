@@ -13,6 +13,7 @@ mod progress;
 mod pull;
 mod rm;
 pub mod run;
+mod start;
 mod usage;
 mod version;
 
@@ -47,12 +48,16 @@ pub fn main() -> ExitCode {
 
 fn execute(cli: &Cli, printer: &Printer) -> Result<ExitCode> {
     env::check_all()?;
-    telemetry::init(telemetry::INTERACTIVE_FILTER)?;
+    telemetry::init(match &cli.command {
+        Command::Start(_) => telemetry::SERVER_FILTER,
+        _ => telemetry::INTERACTIVE_FILTER,
+    })?;
     match &cli.command {
         Command::Pull(args) => pull::execute(args, printer),
         Command::List(args) => list::execute(args, printer),
         Command::Rm(args) => rm::execute(args, printer),
         Command::Run(args) => run::execute(args, printer),
+        Command::Start(args) => start::execute(args, printer),
         Command::Bench(args) => bench::execute(args, printer),
         Command::Eval(args) => eval::execute(args, printer),
         Command::Version => {

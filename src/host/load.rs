@@ -8,41 +8,43 @@ use serde_json::Value;
 use super::{Loaded, Model, SamplingDefaults};
 use crate::engine::worker::{self, WorkerSettings};
 use crate::error::{Error, Result};
-use crate::formats::Weights;
+use crate::formats::{self, Weights};
 use crate::memory;
 use crate::model::plan::{self, Plan, Wish};
-use crate::model::{LoadOptions, LoadedModel, ModelConfig, load};
+use crate::model::{LoadOptions, ModelConfig, assemble, read_config, weigh};
 use crate::ops::Context;
 use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
 
 /// Loads the checkpoint at `path`, which messages call `name`: engine, tokenizer, template, end tokens. It may take all the
-/// memory there is.
+/// memory there is; what does not fit is refused before it is read.
 ///
 /// # Errors
 /// Those of loading; `OutOfMemory` when weights and context do not fit.
 pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Loaded> {
-    let settings = WorkerSettings::default();
-    load_within(name, path, ctx, (wish, settings), |_| memory::capacity())
+    let available = memory::capacity();
+    load_planned(
+        name,
+        path,
+        ctx,
+        WorkerSettings::default(),
+        |config, weight_bytes| plan_memory(config, weight_bytes, wish, available),
+    )
 }
 
-/// The same for a model that is one of several; `available` says from the bytes of the weights how much memory there is for the model.
-pub(super) fn load_within(
+/// The same with `plan`, which plans from configuration and bytes of weights.
+pub(super) fn load_planned(
     name: &str,
     path: &Path,
     ctx: Context,
-    (wish, mut settings): (Wish, WorkerSettings),
-    available: impl FnOnce(usize) -> Option<u64>,
+    mut settings: WorkerSettings,
+    plan: impl FnOnce(&ModelConfig, usize) -> Result<Plan>,
 ) -> Result<Loaded> {
     let cannot_load = |error: Error| error.context(format!("cannot load `{name}`"));
-    let LoadedModel {
-        transformer,
-        weights,
-    } = load(&ctx, path, LoadOptions::default()).map_err(cannot_load)?;
-    let text = TextParts::read(&weights, path, transformer.config()).map_err(cannot_load)?;
-    let weight_bytes = transformer.weight_bytes();
-    let available = available(weight_bytes);
-    let plan =
-        plan_memory(transformer.config(), weight_bytes, wish, available).map_err(cannot_load)?;
+    let Checkpoint { weights, config } = Checkpoint::open(path).map_err(cannot_load)?;
+    let options = LoadOptions::default();
+    let plan = plan(&config, weigh(&weights, &config, options.path)).map_err(cannot_load)?;
+    let text = TextParts::read(&weights, path, &config).map_err(cannot_load)?;
+    let transformer = assemble(&ctx, &weights, config, options).map_err(cannot_load)?;
     let vocab_size = transformer.config().vocab_size as u32;
     settings.masked_ids = (0..vocab_size)
         .filter(|&id| !text.tokenizer.has_text(id))
@@ -59,6 +61,20 @@ pub(super) fn load_within(
         model,
         ended: running.thread,
     })
+}
+
+/// A checkpoint whose headers have been read.
+pub(super) struct Checkpoint {
+    pub weights: Weights,
+    pub config: ModelConfig,
+}
+
+impl Checkpoint {
+    pub fn open(path: &Path) -> Result<Self> {
+        let weights = formats::open(path)?;
+        let config = read_config(&weights, path)?;
+        Ok(Self { weights, config })
+    }
 }
 
 /// The one place where memory is planned: for loading and for the question what loading will take.

@@ -1,6 +1,7 @@
 //! A loaded model as text sees it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
@@ -76,6 +77,7 @@ impl Model {
         let template = self.template.as_ref().ok_or_else(|| {
             Error::unsupported("the model has no chat template: it continues texts and cannot chat")
         })?;
+        let begin = Instant::now();
         let spelled = |id: Option<u32>| id.and_then(|id| self.tokenizer.find_token(id));
         let (bos, eos) = (spelled(self.tokenizer.bos()), spelled(self.tokenizer.eos()));
         let rendered = template.render(&RenderInput {
@@ -87,7 +89,16 @@ impl Model {
             specials: Some(self.tokenizer.special_texts()),
             ..RenderInput::default()
         })?;
-        self.tokenizer.encode_rendered(&rendered)
+        let rendered_at = Instant::now();
+        let tokens = self.tokenizer.encode_rendered(&rendered)?;
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1000.0;
+        tracing::debug!(
+            template_ms = milliseconds(rendered_at - begin),
+            encode_ms = milliseconds(rendered_at.elapsed()),
+            prompt_tokens = tokens.len(),
+            "prompt prepared"
+        );
+        Ok(tokens)
     }
 
     /// The tokens of a plain text to continue, with the beginning-of-text token if the tokenizer asks for one. Text that

@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::load::{load_within, plan_memory};
+use super::load::{Checkpoint, load_planned, plan_memory};
 use super::{LoadSettings, Loaded, Loader};
 use crate::engine::worker::WorkerSettings;
 use crate::error::{Error, Result};
-use crate::formats;
 use crate::memory;
 use crate::model::plan::{Plan, Wish};
-use crate::model::{read_config, weigh};
+use crate::model::{ModelConfig, weigh};
 use crate::nn::WeightPath;
 use crate::ops::Context;
 use crate::store::LocalModel;
@@ -19,6 +18,9 @@ use crate::units::format_size;
 /// One of so many parts of the machine's memory is left alone: for tokenizers, buffers of requests, and what other programs
 /// need next.
 const HEADROOM: u64 = 20;
+
+/// A context of so many tokens is worth more than room for other models.
+const USEFUL_CONTEXT: usize = 4096;
 
 /// Loads checkpoints. All models compute in siblings of one context: on the same device and threads.
 pub struct ModelLoader {
@@ -40,44 +42,46 @@ impl ModelLoader {
         }
     }
 
-    fn wish(&self) -> Wish {
-        Wish {
-            context: self.settings.max_context_len,
-            max_num_seqs: self.settings.max_num_seqs,
-        }
-    }
-
     fn limit(&self) -> Option<u64> {
         self.memory_budget.into_iter().chain(self.capacity()).min()
     }
 
-    /// Bytes for one of several models, weights included. A context that nobody asked for takes at most half of what the
-    /// weights leave: one model with a long context would otherwise fill the memory and drive out every other.
-    fn share(&self, limit: Option<u64>, weight_bytes: usize) -> Option<u64> {
+    /// Plans for one of several models that together may take `limit`. A context that nobody asked for takes at most half of
+    /// what the weights leave, because one model with a long context would otherwise fill the memory and drive out every
+    /// other; but where that would be little, the model gets a useful context.
+    fn plan_within(
+        &self,
+        config: &ModelConfig,
+        weight_bytes: usize,
+        limit: Option<u64>,
+    ) -> Result<Plan> {
+        let plan = |context, available| {
+            let wish = Wish {
+                context,
+                max_num_seqs: self.settings.max_num_seqs,
+            };
+            plan_memory(config, weight_bytes, wish, available)
+        };
+        if let Some(context) = self.settings.max_context_len {
+            return plan(Some(context), limit);
+        }
+        let useful = USEFUL_CONTEXT.min(config.max_context);
         let weight_bytes = weight_bytes as u64;
-        limit.map(|limit| match limit.checked_sub(weight_bytes) {
-            Some(rest) if self.settings.max_context_len.is_none() => weight_bytes + rest / 2,
-            _ => limit,
-        })
+        let share = limit.map(|limit| weight_bytes + limit.saturating_sub(weight_bytes) / 2);
+        match plan(None, share) {
+            Ok(shared) if shared.context >= useful => Ok(shared),
+            _ => plan(Some(useful), limit).or_else(|_| plan(None, limit)),
+        }
     }
 
-    fn plan_within(&self, model: &LocalModel, limit: Option<u64>) -> Result<Plan> {
-        let path = model.load_path();
-        let weights = formats::open(&path)?;
-        let config = read_config(&weights, &path)?;
-        let weight_bytes = weigh(&weights, &config, WeightPath::default());
-        let share = self.share(limit, weight_bytes);
-        let plan = plan_memory(&config, weight_bytes, self.wish(), share)?;
+    fn announce(&self, model: &LocalModel, config: &ModelConfig, plan: &Plan) {
         let (name, own) = (&model.id, config.max_context);
-        if let Some(wanted) = self.settings.max_context_len.filter(|&wanted| wanted > own) {
-            tracing::warn!(model = %name, wanted, "the context is {own} tokens, the model was made for no more");
+        if let Some(wanted) = self.settings.max_context_len.filter(|&n| n > own) {
+            tracing::warn!(model = %name, wanted, "the context is {own} tokens: the model was made for no more");
         }
-        if let Some(wanted) = self
-            .settings
-            .max_num_seqs
-            .filter(|&wanted| wanted > plan.max_num_seqs)
-        {
-            tracing::warn!(model = %name, wanted, "at most {} sequences run at once, the KV cache holds no more", plan.max_num_seqs);
+        let most = plan.max_num_seqs;
+        if let Some(wanted) = self.settings.max_num_seqs.filter(|&n| n > most) {
+            tracing::warn!(model = %name, wanted, "at most {most} sequences run at once: there is memory for no more");
         }
         tracing::info!(
             model = %name,
@@ -86,10 +90,9 @@ impl ModelLoader {
             activations = %format_size(plan.activation_bytes as u64),
             context = plan.context,
             of = own,
-            sequences = plan.max_num_seqs,
+            sequences = most,
             "planned"
         );
-        Ok(plan)
     }
 
     fn planned_for(&self) -> MutexGuard<'_, HashMap<String, Option<u64>>> {
@@ -106,9 +109,15 @@ impl Loader for ModelLoader {
 
     fn plan(&self, model: &LocalModel) -> Result<u64> {
         let limit = self.limit();
-        let plan = self
-            .plan_within(model, limit)
-            .map_err(|error: Error| error.context(format!("cannot load `{}`", model.id)))?;
+        let plan = || {
+            let Checkpoint { weights, config } = Checkpoint::open(&model.load_path())?;
+            let weight_bytes = weigh(&weights, &config, WeightPath::default());
+            let plan = self.plan_within(&config, weight_bytes, limit)?;
+            self.announce(model, &config, &plan);
+            Ok(plan)
+        };
+        let plan =
+            plan().map_err(|error: Error| error.context(format!("cannot load `{}`", model.id)))?;
         self.planned_for().insert(model.id.clone(), limit);
         Ok(plan.total_bytes() as u64)
     }
@@ -120,12 +129,115 @@ impl Loader for ModelLoader {
             max_queued: self.settings.max_queued,
             ..WorkerSettings::default()
         };
-        load_within(
+        load_planned(
             &model.id,
             &model.load_path(),
             self.ctx.sibling(),
-            (self.wish(), settings),
-            |weight_bytes| self.share(limit, weight_bytes),
+            settings,
+            |config, weight_bytes| self.plan_within(config, weight_bytes, limit),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::ops::CpuLevel;
+    use crate::store;
+    use crate::threads::Pool;
+
+    const SETTINGS: LoadSettings = LoadSettings {
+        max_context_len: None,
+        max_num_seqs: None,
+        max_queued: 3,
+    };
+
+    fn loader(settings: LoadSettings, memory_budget: Option<u64>) -> ModelLoader {
+        let ctx = Context::cpu(Arc::new(Pool::new(1)), CpuLevel::detect());
+        ModelLoader::new(ctx, settings, memory_budget)
+    }
+
+    fn fixtures() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+    }
+
+    /// A tiny model that claims to be made for very long contexts: 64 bytes of KV per token and layer.
+    fn long() -> ModelConfig {
+        let mut checkpoint = Checkpoint::open(&fixtures().join("models/llama_plain")).unwrap();
+        checkpoint.config.max_context = 1 << 20;
+        checkpoint.config
+    }
+
+    #[test]
+    fn a_context_that_nobody_asked_for_leaves_room_for_other_models() {
+        let (weights, limit) = (20 << 20, 100 << 20);
+        let plan = |settings, limit| {
+            let plan = loader(settings, None).plan_within(&long(), weights, Some(limit));
+            plan.unwrap()
+        };
+        let shared = plan(SETTINGS, limit);
+        let (total, half) = (shared.total_bytes() as u64, (weights as u64 + limit) / 2);
+        assert!(
+            total <= half + (1 << 20) && total > half / 10 * 9,
+            "{shared:?}"
+        );
+        assert!(shared.context > USEFUL_CONTEXT);
+        let wanted = LoadSettings {
+            max_context_len: Some(shared.context * 3 / 2),
+            ..SETTINGS
+        };
+        assert_eq!(plan(wanted, limit).context, shared.context * 3 / 2);
+        // Little memory: a useful context comes before room for others, and any context before none.
+        let tight = weights as u64 + (4 << 20);
+        assert_eq!(plan(SETTINGS, tight).context, USEFUL_CONTEXT);
+        let tightest = weights as u64 + (2 << 20);
+        assert!((256..USEFUL_CONTEXT).contains(&plan(SETTINGS, tightest).context));
+    }
+
+    #[test]
+    fn what_can_never_fit_is_told_with_all_the_memory_there_is() {
+        let error = loader(SETTINGS, None)
+            .plan_within(&long(), 20 << 20, Some(20 << 20))
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("available 20.0 MB"), "{error}");
+    }
+
+    #[test]
+    fn loading_takes_what_was_planned() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [
+            "llama_plain",
+            "packed_q4_k",
+            "llama_rope3_tied",
+            "packed_mixed_k",
+        ] {
+            let to = dir.path().join("u").join(name);
+            std::fs::create_dir_all(&to).unwrap();
+            for entry in std::fs::read_dir(fixtures().join("models").join(name)).unwrap() {
+                let from = entry.unwrap().path();
+                let file = from.file_name().unwrap();
+                if !file.to_str().unwrap().starts_with("expected") {
+                    std::fs::copy(&from, to.join(file)).unwrap();
+                }
+            }
+        }
+        let models = store::scan(dir.path()).unwrap();
+        assert_eq!(models.len(), 4);
+        let loader = loader(SETTINGS, Some(64 << 20));
+        for model in &models {
+            let planned = loader.plan(model).unwrap();
+            let Loaded { model, ended } = loader.load(model).unwrap();
+            let info = model.engine().info().clone();
+            let taken = (info.weight_bytes + info.kv_bytes) as u64;
+            assert!(taken < planned && planned < 64 << 20, "{planned} {info:?}");
+            assert_eq!(info.max_queued, 3);
+            drop(model);
+            ended.join().unwrap();
+        }
     }
 }

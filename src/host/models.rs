@@ -16,6 +16,7 @@ use super::view::{ModelEntry, ModelState, RunningModel};
 use super::{HostSettings, KeepAlive, Loader, Observer};
 use crate::error::{Error, Result};
 use crate::store::{self, LocalModel};
+use crate::units::format_duration;
 
 /// Uses of models are written to the registry at most so often.
 const SAVE_INTERVAL: Duration = Duration::from_secs(60);
@@ -270,7 +271,7 @@ impl Host {
             let _ = freed.await;
             host.lock().slots.remove(id);
             host.changes.send_replace(());
-            tracing::info!(model = %name, took = ?begin.elapsed(), "unloaded");
+            tracing::info!(model = %name, took = %format_duration(begin.elapsed()), "unloaded");
             host.observer.unloaded(&name);
             host.save_uses().await;
         });

@@ -37,11 +37,24 @@ pub struct LoadedModel {
 pub fn load(ctx: &Context, path: &Path, options: LoadOptions) -> Result<LoadedModel> {
     let weights = formats::open(path)?;
     let config = read_config(&weights, path)?;
-    let transformer = Loader::new(ctx, &weights, config, options)?.transformer()?;
+    let transformer = assemble(ctx, &weights, config, options)?;
     Ok(LoadedModel {
         transformer,
         weights,
     })
+}
+
+/// Loads the model in opened `weights`, whose configuration has been read.
+///
+/// # Errors
+/// `Invalid` or `Unsupported`, with the tensor.
+pub fn assemble(
+    ctx: &Context,
+    weights: &Weights,
+    config: ModelConfig,
+    options: LoadOptions,
+) -> Result<Transformer> {
+    Loader::new(ctx, weights, config, options)?.transformer()
 }
 
 impl ByteStore for MappedBytes {

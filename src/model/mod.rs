@@ -24,7 +24,7 @@ mod transformer;
 mod weigh;
 
 pub use config::{LayerConfig, ModelConfig, QkNorm};
-pub use load::{LoadOptions, LoadedModel, load};
+pub use load::{LoadOptions, LoadedModel, assemble, load};
 pub use read::read_config;
 pub use transformer::{Batch, Sequence, Transformer};
 pub use weigh::weigh;

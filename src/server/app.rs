@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -24,7 +25,11 @@ pub(super) struct App {
     guard: Guard,
     life: Life,
     sequences: AtomicU64,
+    large_bodies: Semaphore,
 }
+
+/// Large bodies that are parsed at once: JSON takes many times its size in memory meanwhile.
+const LARGE_BODIES: usize = 2;
 
 /// From serving over draining to the end.
 #[derive(Debug, Default)]
@@ -48,6 +53,7 @@ impl App {
             guard,
             life: Life::default(),
             sequences: AtomicU64::new(1),
+            large_bodies: Semaphore::new(LARGE_BODIES),
         })
     }
 
@@ -69,6 +75,11 @@ impl App {
 
     pub(super) fn life(&self) -> &Life {
         &self.life
+    }
+
+    /// Held while a large body is parsed.
+    pub(super) fn large_bodies(&self) -> &Semaphore {
+        &self.large_bodies
     }
 
     /// A number for a sequence, for logs.

@@ -6,6 +6,7 @@ use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
 use serde_json::Value;
 
+use super::app::App;
 use super::clock::Clock;
 use super::error::ApiError;
 
@@ -19,15 +20,16 @@ const DRAINED: usize = 8;
 /// What `check` makes of the body of `request`.
 ///
 /// # Errors
-/// 400 without a content type and for what is not JSON, 415 for another content type, 413 over `limit` bytes, 408 when it does
-/// not come in time; those of `check`.
+/// 400 without a content type and for what is not JSON, 415 for another content type, 413 when it is larger than the settings
+/// allow, 408 when it does not come in time; those of `check`.
 pub(super) async fn read_json<T: Send + 'static>(
     request: Request,
-    limit: usize,
+    app: &App,
     clock: &Clock,
     check: impl FnOnce(Value) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     check_media_type(request.headers())?;
+    let limit = app.settings().max_body_bytes;
     let bytes = clock.limit(read(request, limit)).await??;
     if bytes.is_empty() {
         return Err(ApiError::body(
@@ -35,6 +37,11 @@ pub(super) async fn read_json<T: Send + 'static>(
         ));
     }
     let is_large = bytes.len() > LARGE_BYTES;
+    let _turn = if is_large {
+        app.large_bodies().acquire().await.ok()
+    } else {
+        None
+    };
     off_thread_if(is_large, move || check(parse(&bytes)?)).await
 }
 
@@ -52,6 +59,13 @@ pub(super) async fn off_thread_if<T: Send + 'static>(
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let encoding = headers.get(header::CONTENT_ENCODING);
+    if let Some(encoding) = encoding.filter(|encoding| *encoding != "identity") {
+        let encoding = String::from_utf8_lossy(encoding.as_bytes());
+        return Err(ApiError::content_encoding(&super::fields::clipped(
+            &encoding,
+        )));
+    }
     let Some(value) = headers.get(header::CONTENT_TYPE) else {
         return Err(ApiError::media_type(None));
     };
@@ -77,7 +91,8 @@ async fn read(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
         }
         return Err(ApiError::too_large(limit));
     }
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0));
+    // Not more than a little of what it merely says that it will send.
+    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(LARGE_BYTES));
     let mut stream = body.into_data_stream();
     while let Some(piece) = stream.next().await {
         let piece = piece.map_err(|cause| {

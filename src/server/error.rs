@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use axum::Json;
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -16,7 +16,13 @@ use crate::telemetry::metrics::Outcome;
 use crate::units::format_size;
 
 /// Seconds after which a client that was turned away may try again.
-const RETRY_AFTER_SECS: u32 = 1;
+const RETRY_AFTER: Header = ("retry-after", "1");
+
+/// The connection ends with the answer.
+const CLOSE: Header = ("connection", "close");
+
+/// A header with its value.
+type Header = (&'static str, &'static str);
 
 /// The kind of failure of bad requests.
 pub const INVALID_REQUEST: &str = "invalid_request_error";
@@ -31,7 +37,7 @@ pub struct ApiError {
     code: Option<&'static str>,
     param: Option<String>,
     message: String,
-    header: Option<(HeaderName, HeaderValue)>,
+    header: Option<Header>,
 }
 
 impl ApiError {
@@ -68,8 +74,8 @@ impl ApiError {
         self
     }
 
-    fn with_header(mut self, name: HeaderName, value: impl Into<HeaderValue>) -> Self {
-        self.header = Some((name, value.into()));
+    fn with_header(mut self, header: Header) -> Self {
+        self.header = Some(header);
         self
     }
 
@@ -96,6 +102,15 @@ impl ApiError {
         }
     }
 
+    /// The body is compressed.
+    pub fn content_encoding(found: &str) -> Self {
+        Self::new(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            INVALID_REQUEST,
+            format!("the request body is encoded as `{found}`, expected it as it is"),
+        )
+    }
+
     /// The body is larger than `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
         let limit = format_size(limit as u64);
@@ -104,7 +119,7 @@ impl ApiError {
             INVALID_REQUEST,
             format!("the request body is too large, at most {limit} are allowed"),
         )
-        .with_header(header::CONNECTION, HeaderValue::from_static("close"))
+        .with_header(CLOSE)
     }
 
     /// There is nothing at `path`.
@@ -135,7 +150,7 @@ impl ApiError {
             "missing or invalid API key: send `Authorization: Bearer <key>` or `X-API-Key: <key>`",
         )
         .with_code("invalid_api_key")
-        .with_header(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+        .with_header(("www-authenticate", "Bearer"))
     }
 
     /// The request comes from where none may come from.
@@ -161,7 +176,7 @@ impl ApiError {
             "the server is shutting down",
         )
         .with_code("server_shutting_down")
-        .with_header(header::CONNECTION, HeaderValue::from_static("close"))
+        .with_header(CLOSE)
     }
 
     /// A panic, already logged.
@@ -263,10 +278,11 @@ impl From<&Error> for ApiError {
             ErrorKind::Overloaded => {
                 Self::new(Status::TOO_MANY_REQUESTS, "rate_limit_error", message)
                     .with_code("rate_limit_exceeded")
-                    .with_header(header::RETRY_AFTER, RETRY_AFTER_SECS)
+                    .with_header(RETRY_AFTER)
             }
-            ErrorKind::Unavailable => Self::server(Status::SERVICE_UNAVAILABLE, message)
-                .with_header(header::RETRY_AFTER, RETRY_AFTER_SECS),
+            ErrorKind::Unavailable => {
+                Self::server(Status::SERVICE_UNAVAILABLE, message).with_header(RETRY_AFTER)
+            }
             _ => Self::server(Status::INTERNAL_SERVER_ERROR, message),
         }
     }
@@ -289,8 +305,10 @@ fn with_hint(error: &Error) -> String {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.to_openai())).into_response();
-        if let Some((name, value)) = &self.header {
-            response.headers_mut().insert(name.clone(), value.clone());
+        if let Some((name, value)) = self.header {
+            let name = HeaderName::from_static(name);
+            let value = HeaderValue::from_static(value);
+            response.headers_mut().insert(name, value);
         }
         // For the log: the body is gone by then.
         response.extensions_mut().insert(self);

@@ -118,6 +118,10 @@ impl Generation {
         let cancel = CancelOnDrop(generation.cancel.clone());
         let model = Arc::clone(lease.model());
         let submit = move || {
+            // It may have waited for a thread for longer than the client did.
+            if generation.cancel.is_cancelled() {
+                return Err(ApiError::from(Error::cancelled("the client went away")));
+            }
             let tokens = prompt(&model).map_err(|error| ApiError::no_prompt(&error))?;
             chat::start_choices(&model, tokens, &generation, num_choices).map_err(ApiError::from)
         };

@@ -97,7 +97,7 @@ impl Server {
             settings,
         } = self;
         let guard = Guard::new(
-            address.ip().is_loopback(),
+            address.ip().to_canonical().is_loopback(),
             &settings.allowed_hosts,
             &settings.allowed_origins,
         );

@@ -77,9 +77,8 @@ impl Record {
     /// `error` ends the request and all of its sequences that have not ended.
     pub(super) fn ended_by(&mut self, error: &ApiError) {
         let outcome = error.outcome();
-        if let Some(outcome) = outcome {
-            *self.shared.verdict() = Some((outcome, error.message().to_owned()));
-        }
+        let verdict = outcome.unwrap_or(Outcome::Error);
+        *self.shared.verdict() = Some((verdict, error.message().to_owned()));
         if std::mem::take(&mut self.is_open)
             && let Some(outcome) = outcome
         {

@@ -26,7 +26,9 @@ fn help_that_was_asked_for_is_data_and_no_arguments_are_a_mistake() {
     let home = Home::new();
     let help = home.run(&["--help"]).ok();
     assert_eq!(help.stderr, "");
-    for command in ["pull", "list", "rm", "run", "bench", "eval", "version"] {
+    for command in [
+        "pull", "list", "rm", "run", "start", "bench", "eval", "version",
+    ] {
         assert!(
             help.stdout
                 .lines()
@@ -43,7 +45,9 @@ fn help_that_was_asked_for_is_data_and_no_arguments_are_a_mistake() {
         (nothing.stdout.as_str(), nothing.stderr.as_str()),
         ("", help.stdout.as_str())
     );
-    for command in ["pull", "list", "rm", "remove", "run", "bench", "eval"] {
+    for command in [
+        "pull", "list", "rm", "remove", "run", "start", "bench", "eval",
+    ] {
         assert!(
             home.run(&[command, "--help"])
                 .ok()

@@ -111,13 +111,16 @@ fn request(n: usize) -> Request {
     }
 }
 
+/// A token with the bits of its log-probability and of those of the best.
+type TokenBits = (u32, u32, Vec<(u32, u32)>);
+
 #[derive(Debug, Clone, PartialEq)]
 struct Answer {
-    tokens: Vec<(u32, u32, Vec<(u32, u32)>)>,
+    tokens: Vec<TokenBits>,
     reason: FinishReason,
 }
 
-fn bits(id: u32, logprobs: TokenLogprobs) -> (u32, u32, Vec<(u32, u32)>) {
+fn bits(id: u32, logprobs: TokenLogprobs) -> TokenBits {
     let top = logprobs.top.iter().map(|(id, p)| (*id, p.to_bits()));
     (id, logprobs.chosen.to_bits(), top.collect())
 }

@@ -9,6 +9,7 @@ mod chat_turn;
 mod cli;
 mod cli_pull;
 mod cli_questions;
+mod cli_start;
 mod contract;
 mod devices;
 mod engine;

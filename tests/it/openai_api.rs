@@ -61,7 +61,10 @@ fn text_of(events: &[Value], index: u64) -> String {
 /// Says the number of the choice first.
 fn numbered(request: &Request) -> Vec<Step> {
     let choice = u32::from(b'0') + request.sampling.choice;
+    // The first computes the prompt but for four tokens, the others find it.
+    let cached = if request.sampling.choice == 0 { 4 } else { 19 };
     vec![
+        Step::Started(cached),
         Step::Tokens(vec![choice]),
         bytes(" of many"),
         Step::Done(FinishReason::Stop),
@@ -152,6 +155,7 @@ fn several_choices_begin_with_their_roles_and_end_one_by_one() {
     assert_eq!(usage["prompt_tokens"], prompt, "counted once");
     assert_eq!(usage["completion_tokens"], 21);
     assert_eq!(usage["total_tokens"], prompt + 21);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 4);
 
     let whole = api.chat(json!({ "n": 3 })).ok().json();
     assert_eq!(whole["usage"], *usage);
@@ -312,11 +316,11 @@ fn mistakes_are_told_before_any_model_is_loaded() {
         ),
         (
             json!({ "model": "../m", "stream": true }),
-            "404 invalid_request_error model_not_found model",
+            "400 invalid_request_error - model",
         ),
         (
             json!({ "model": "/etc/passwd" }),
-            "404 invalid_request_error model_not_found model",
+            "400 invalid_request_error - model",
         ),
     ];
     for (more, expected) in cases {
@@ -376,6 +380,15 @@ fn what_only_the_model_can_tell_is_a_status_too_streamed_or_not() {
             assert_eq!(error(more.clone()), expected, "{more}");
         }
     }
+    // Mistakes of the client are no failed requests.
+    assert_eq!(
+        api.samples("oxydllm_requests_total"),
+        [
+            r#"oxydllm_requests_total{model="broken",status="error"} 2"#,
+            r#"oxydllm_requests_total{model="gone",status="error"} 2"#,
+            r#"oxydllm_requests_total{model="huge",status="error"} 2"#,
+        ]
+    );
     let message = api.chat(json!({})).json()["error"]["message"].clone();
     let message = message.as_str().unwrap();
     assert!(
@@ -435,6 +448,11 @@ fn bodies_that_are_no_chat_request_are_refused_in_shape() {
     let json_type = [("content-type", "application/json")];
     let body = chat_body(json!({})).to_string();
     assert_eq!(post(&[], body.as_bytes()), "400 invalid_request_error - -");
+    let compressed = [json_type[0], ("content-encoding", "gzip")];
+    assert_eq!(
+        post(&compressed, body.as_bytes()),
+        "415 invalid_request_error - -"
+    );
     for media_type in ["text/plain", "application/x-www-form-urlencoded"] {
         let refused = post(&[("content-type", media_type)], body.as_bytes());
         assert_eq!(refused, "415 invalid_request_error - -");

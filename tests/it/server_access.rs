@@ -1,12 +1,14 @@
 //! Who may ask the server, by which name, for which paths; and what it says about itself in headers, metrics and logs.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oxydllm::engine::FinishReason;
+use oxydllm::error::Error;
 use oxydllm::server::{ApiKeys, Settings};
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::api::{Api, Reply, Scripted};
+use crate::support::api::{Api, Reply, Scripted, wait_until};
 use crate::support::scripted::{Step, bytes};
 
 fn with_keys() -> Api {
@@ -258,6 +260,100 @@ fn metrics_are_there_before_the_first_request_and_say_what_happened() {
         "{text}"
     );
     assert!(text.contains("oxydllm_vram_used_bytes 0"), "{text}");
+}
+
+/// Lines that were logged, as JSON.
+#[derive(Clone, Default)]
+struct Logged(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Logged {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Logged {
+    /// The messages that belong to a request, sorted; a line belongs to it when a span around it says so.
+    fn of(&self, id: &str) -> Vec<String> {
+        let bytes = self.0.lock().unwrap().clone();
+        let lines = String::from_utf8(bytes).unwrap();
+        let mut messages: Vec<String> = lines
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .filter(|line| line["spans"][0]["request_id"] == id)
+            .map(|line| line["fields"]["message"].as_str().unwrap().to_owned())
+            .collect();
+        messages.sort();
+        messages
+    }
+
+    fn holds(&self, text: &str) -> bool {
+        let bytes = self.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap().contains(text)
+    }
+}
+
+/// The one test that sees what the process logs; it tells its lines apart by their ids.
+#[test]
+fn every_log_line_of_a_request_has_its_id_and_none_has_the_prompt() {
+    let logged = Logged::default();
+    let writer = logged.clone();
+    tracing_subscriber::fmt()
+        .json()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_writer(move || writer.clone())
+        .init();
+    let api = Api::start(&[
+        Scripted::saying("m", "x"),
+        Scripted::new("broken", |_| vec![Step::Fail(Error::internal("NaN"))]),
+        Scripted::new("endless", |_| vec![bytes("x"), Step::Forever(46)]),
+    ]);
+    let ask = |id: &str, model: &str, stream: bool| {
+        let headers = [("content-type", "application/json"), ("x-request-id", id)];
+        let body = json!({
+            "model": model, "stream": stream, "messages": [{ "role": "user", "content": "the secret" }],
+        });
+        api.send(
+            "POST",
+            "/v1/chat/completions",
+            &headers,
+            body.to_string().as_bytes(),
+        )
+    };
+    let answered = [
+        "first token emitted",
+        "prompt prepared",
+        "request answered",
+        "request completed",
+        "request enqueued",
+    ];
+    ask("whole", "m", false).reply().ok();
+    assert_eq!(logged.of("whole"), answered);
+    ask("streamed", "m", true).reply().ok();
+    assert_eq!(logged.of("streamed"), answered);
+    assert_eq!(ask("failed", "broken", false).reply().status, 500);
+    let failed = [
+        "prompt prepared",
+        "request enqueued",
+        "request failed",
+        "request failed",
+    ];
+    assert_eq!(logged.of("failed"), failed);
+    assert_eq!(ask("refused", "nobody", false).reply().status, 404);
+    assert_eq!(logged.of("refused"), ["request refused"]);
+    for stream in [false, true] {
+        let id = format!("gone-{stream}");
+        let call = ask(&id, "endless", stream);
+        wait_until(|| logged.of(&id).contains(&"first token emitted".to_owned()));
+        drop(call);
+        wait_until(|| logged.of(&id).contains(&"request aborted".to_owned()));
+    }
+    assert!(!logged.holds("the secret"));
 }
 
 /// The text format: every sample belongs to the family above it, has no empty label, and a number.

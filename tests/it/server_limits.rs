@@ -214,7 +214,7 @@ fn a_client_that_goes_while_its_model_loads_asks_nothing_of_it() {
 fn a_client_that_does_not_read_is_ended_by_the_time_limit() {
     // More than sockets and channels hold.
     let model = Scripted::new("m", |_| {
-        let mut steps: Vec<Step> = (0..400).map(|_| bytes(&"x".repeat(100))).collect();
+        let mut steps: Vec<Step> = (0..4000).map(|_| bytes(&"x".repeat(100))).collect();
         steps.push(Step::Forever(u32::from(b'.')));
         steps
     });

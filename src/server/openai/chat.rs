@@ -43,8 +43,7 @@ pub(in crate::server) async fn completions(
     Extension(mut clock): Extension<Clock>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let limit = app.settings().max_body_bytes;
-    let call = body::read_json(request, limit, &clock, ChatCall::parse).await?;
+    let call = body::read_json(request, &app, &clock, ChatCall::parse).await?;
     let streams = call.stream;
     let (generation, form) = start(&app, &mut clock, call).await?;
     if streams {

@@ -484,6 +484,15 @@ mod tests {
     }
 
     #[test]
+    fn the_documentation_names_every_field() {
+        let page = include_str!("../../../docs/api.md");
+        let unsupported = CHAT.unsupported.iter().map(|(name, _)| name);
+        for name in CHAT.known.iter().chain(CHAT.harmless).chain(unsupported) {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+
+    #[test]
     fn an_unknown_field_is_named_even_when_nothing_else_is_there() {
         let error = ChatCall::parse(json!({ "temprature": 0 })).unwrap_err();
         assert_eq!(

@@ -12,13 +12,16 @@ use oxydllm::host::Model;
 use oxydllm::text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 
+/// A token, its log-probability, and those of the best tokens.
+pub type Scored = (u32, f32, Vec<(u32, f32)>);
+
 /// What the engine does next.
 #[derive(Debug)]
 pub enum Step {
     /// Gives these tokens, one event each.
     Tokens(Vec<u32>),
     /// Gives these tokens with their log-probability and those of the best, one event each.
-    Scored(Vec<(u32, f32, Vec<(u32, f32)>)>),
+    Scored(Vec<Scored>),
     /// Says that this many prompt tokens were in the prefix cache.
     Started(usize),
     /// Computes for that long, deaf to everything.
