@@ -63,5 +63,5 @@ expect() {
 }
 cargo test --no-run --lib --test it
 expect 6 --lib device::
-expect 4 --test it devices::
+expect 5 --test it devices::
 cargo clippy --all-targets -- -D warnings

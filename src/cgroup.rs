@@ -50,7 +50,8 @@ impl Groups {
             } else {
                 continue;
             };
-            let mut folder = base.join(path.trim_start_matches('/'));
+            let mut folder: PathBuf = base.components().collect();
+            folder.extend(Path::new(path.trim_start_matches('/')).components());
             loop {
                 folders.push((version, folder.clone()));
                 if folder == base || !folder.pop() {

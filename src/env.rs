@@ -20,16 +20,16 @@ pub enum Allowed {
     OneOf(&'static [&'static str]),
     /// An `http://` or `https://` address.
     Url,
+    /// Whole numbers with commas between them.
+    Numbers,
+    /// Yes or no, as one of [`YES`] or [`NO`] in any case.
+    Switch,
     /// A whole number of 16 bits.
     Port,
     /// Whole seconds, or -1 for ever.
     SecondsOrForever,
     /// An IP address, as [`parse_address`] reads it.
     Address,
-    /// Whole numbers with commas between them.
-    Numbers,
-    /// Yes or no, as one of [`YES`] or [`NO`] in any case.
-    Switch,
 }
 
 /// What switches an [`Allowed::Switch`] on.
@@ -124,18 +124,6 @@ impl Variable {
         }
     }
 
-    /// The value as what its rule allows; `None` when not set.
-    ///
-    /// # Errors
-    /// As [`Variable::text`].
-    pub fn parse<T: FromStr>(&self) -> Result<Option<T>> {
-        let parse = |text: String| {
-            text.parse()
-                .map_err(|_| self.invalid(&text, "another value"))
-        };
-        self.text()?.map(parse).transpose()
-    }
-
     /// The values of a variable that allows [`Allowed::Numbers`]; `None` when not set.
     ///
     /// # Errors
@@ -148,6 +136,26 @@ impl Variable {
                 .map_err(|_| self.invalid(&text, NUMBERS))
         };
         self.text()?.map(parse).transpose()
+    }
+
+    /// The value as what its rule allows; `None` when not set.
+    ///
+    /// # Errors
+    /// As [`Variable::text`].
+    pub fn parse<T: FromStr>(&self) -> Result<Option<T>> {
+        let parse = |text: String| {
+            text.parse()
+                .map_err(|_| self.invalid(&text, "another value"))
+        };
+        self.text()?.map(parse).transpose()
+    }
+
+    /// Whether a variable that allows [`Allowed::Switch`] is on; `None` when not set.
+    ///
+    /// # Errors
+    /// `Invalid` when the value is neither yes nor no.
+    pub fn switch(&self) -> Result<Option<bool>> {
+        Ok(self.text()?.map(|text| is_word(&YES, &text)))
     }
 
     /// Values with commas between them, blank ones left out; `None` when not set.
@@ -171,14 +179,6 @@ impl Variable {
     /// As [`Variable::text`].
     pub fn address(&self) -> Result<Option<IpAddr>> {
         Ok(self.text()?.as_deref().and_then(parse_address))
-    }
-
-    /// Whether a variable that allows [`Allowed::Switch`] is on; `None` when not set.
-    ///
-    /// # Errors
-    /// `Invalid` when the value is neither yes nor no.
-    pub fn switch(&self) -> Result<Option<bool>> {
-        Ok(self.text()?.map(|text| is_word(&YES, &text)))
     }
 
     /// A path; `None` when not set.
@@ -211,16 +211,6 @@ impl Variable {
             Allowed::Url if text.starts_with("http://") || text.starts_with("https://") => {
                 Ok(Some(text.to_owned()))
             }
-            Allowed::Port if text.parse::<u16>().is_ok() => Ok(Some(text.to_owned())),
-            Allowed::Port => Err(self.invalid(text, "a port from 0 to 65535")),
-            Allowed::SecondsOrForever if text.parse::<i64>().is_ok_and(|secs| secs >= -1) => {
-                Ok(Some(text.to_owned()))
-            }
-            Allowed::SecondsOrForever => {
-                Err(self.invalid(text, "whole seconds from 0 on, or -1 for ever"))
-            }
-            Allowed::Address if parse_address(text).is_some() => Ok(Some(text.to_owned())),
-            Allowed::Address => Err(self.invalid(text, ADDRESS)),
             Allowed::Numbers
                 if text
                     .split(',')
@@ -236,6 +226,16 @@ impl Variable {
                 text,
                 &format!("one of {}, {}", YES.join(", "), NO.join(", ")),
             )),
+            Allowed::Port if text.parse::<u16>().is_ok() => Ok(Some(text.to_owned())),
+            Allowed::Port => Err(self.invalid(text, "a port from 0 to 65535")),
+            Allowed::SecondsOrForever if text.parse::<i64>().is_ok_and(|secs| secs >= -1) => {
+                Ok(Some(text.to_owned()))
+            }
+            Allowed::SecondsOrForever => {
+                Err(self.invalid(text, "whole seconds from 0 on, or -1 for ever"))
+            }
+            Allowed::Address if parse_address(text).is_some() => Ok(Some(text.to_owned())),
+            Allowed::Address => Err(self.invalid(text, ADDRESS)),
             Allowed::Url => {
                 Err(self.invalid(text, "an address that begins with `https://` or `http://`"))
             }

@@ -40,7 +40,7 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         ));
     }
     let located = locate(&args.models_dir, &args.model, printer)?;
-    let ctx = context(&args.device, &args.threads, printer)?;
+    let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
     let begin = Instant::now();
     let model = load(&ctx, &located.path, LoadOptions::default())
         .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;

@@ -51,7 +51,7 @@ pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
         };
         return contract::execute(args, &located, path, prompts, printer);
     }
-    let ctx = context(&args.device, &args.threads, printer)?;
+    let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
     let model = load(&ctx, &located.path, LoadOptions { path })
         .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
     if let Some(file) = &args.text {

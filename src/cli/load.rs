@@ -23,19 +23,19 @@ pub(super) fn locate(models_dir: &ModelsDirArgs, text: &str, printer: &Printer) 
     Ok(located)
 }
 
-/// The context that commands compute in: device and threads by flag, variable, machine; level by variable, CPU. Says so when
-/// a GPU build computes on the CPU.
+/// The context that commands compute in: device and threads by flag, variable, machine; level by variable, CPU. `warn` is
+/// told when a GPU build computes on the CPU.
 ///
 /// # Errors
 /// `Invalid` or `Unsupported` for a flag or variable that asks for what there is not, or when no device can be used.
 pub(super) fn context(
     device: &DeviceArgs,
     threads: &ThreadArgs,
-    printer: &Printer,
+    warn: impl FnOnce(String),
 ) -> Result<Context> {
     let choice = device::choose(device.devices()?.as_deref(), device.allow_cpu()?)?;
     if let Some(reason) = choice.fallback {
-        printer.warn(format_args!("computing on the CPU: {reason}"));
+        warn(format!("computing on the CPU: {reason}"));
     }
     if choice.device != Device::Cpu {
         return Err(Error::internal(format!(

@@ -40,7 +40,7 @@ pub struct Loaded {
 pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
     execute_with(args, printer, |args| {
         let located = load::locate(&args.models_dir, &args.model, printer)?;
-        let ctx = load::context(&args.device, &args.threads, printer)?;
+        let ctx = load::context(&args.device, &args.threads, |text| printer.warn(text))?;
         let wish = Wish {
             context: args.max_context_len()?,
             max_num_seqs: Some(1),

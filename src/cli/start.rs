@@ -35,12 +35,12 @@ const UNLOAD_TIME: Duration = Duration::from_secs(5);
 ///
 /// # Errors
 /// Those of flags and variables, of choosing a device, and of listening.
-pub fn execute(args: &StartArgs, printer: &Printer) -> Result<ExitCode> {
+pub fn execute(args: &StartArgs, _printer: &Printer) -> Result<ExitCode> {
     let settings = args.resolve()?;
     let dir = &settings.host.models_dir;
     std::fs::create_dir_all(dir).map_err(|cause| Error::io("create", dir, cause))?;
     // Before listening: a machine that cannot compute must not look like one that serves.
-    let ctx = load::context(&args.device, &args.threads, printer)?;
+    let ctx = load::context(&args.device, &args.threads, |text| warn!("{text}"))?;
     let loader = ModelLoader::new(ctx, settings.load, settings.host.memory_budget);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(IO_THREADS)

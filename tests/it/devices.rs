@@ -1,5 +1,6 @@
 //! The device choice as a person meets it: what a plain build says to GPU flags, what a GPU build says without a GPU.
 
+use std::net::TcpListener;
 use std::path::Path;
 
 use crate::support::program::{Home, Ran};
@@ -23,6 +24,14 @@ fn each_command(home: &Home, flags: &[&str]) -> [(&'static str, Ran); 3] {
         ("bench", home.run(&[&bench[..], flags].concat())),
         ("eval", home.run(&[&eval[..], flags].concat())),
     ]
+}
+
+/// `start` with `flags` on a port that is taken: it ends in any case.
+fn start(home: &Home, flags: &[&str]) -> Ran {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    home.run(&[&["start", "--port", &port], flags].concat())
+        .failed()
 }
 
 #[test]
@@ -88,6 +97,8 @@ mod plain_build {
                 );
             }
         }
+        let ran = start(&Home::new(), &["--devices", "0"]);
+        assert!(ran.stderr.contains("no GPU support"), "{ran:#?}");
         let by_variable = Home::new().with_env("OXYDLLM_DEVICES", "0");
         for (_, ran) in each_command(&by_variable, &[]) {
             assert!(ran.failed().stderr.contains("no GPU support"));
@@ -138,6 +149,21 @@ mod cuda_build {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_server_does_not_begin_to_listen_without_a_gpu_unless_the_cpu_is_allowed() {
+        let refused = start(&home(), &[]).stderr;
+        assert!(
+            refused.contains(&format!("no GPU can be used: {REASON}\n")),
+            "{refused}"
+        );
+        let allowed = start(&home(), &["--allow-cpu"]).stderr;
+        assert!(
+            allowed.contains(&format!("computing on the CPU: {REASON}\n")),
+            "{allowed}"
+        );
+        assert!(allowed.contains("cannot listen"), "{allowed}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) fn execute(
     prompts: Option<Vec<Vec<u32>>>,
     printer: &Printer,
 ) -> Result<ExitCode> {
-    let ctx = context(&args.device, &args.threads, printer)?;
+    let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
     let load = |ctx: &Context| -> Result<Transformer> {
         let loaded = load(ctx, &located.path, LoadOptions { path })
             .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;

@@ -65,6 +65,9 @@ pub struct StartArgs {
     #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
+    #[command(flatten)]
+    /// Where to compute.
+    pub device: DeviceArgs,
 }
 
 /// What to do, from flags, variables and defaults.
