@@ -60,9 +60,6 @@ pub struct StartArgs {
     #[arg(long, value_name = "ORIGIN,...", value_delimiter = ',', value_parser = parse_text)]
     cors_origin: Option<Vec<String>>,
     #[command(flatten)]
-    /// Where it computes.
-    pub device: DeviceArgs,
-    #[command(flatten)]
     /// Compute threads.
     pub threads: ThreadArgs,
     #[command(flatten)]
