@@ -113,11 +113,11 @@ impl Host {
         let (host, model) = (Arc::clone(self), local.clone());
         let loaded = guarded(local, move || host.loader.load(&model)).await;
         let loaded = loaded.map_err(Stopped::Failed)?;
-        let model = self.install(id, local, loaded).await?;
+        let (model, facts) = self.install(id, local, loaded).await?;
         tracing::info!(model = %local.id, took = %format_duration(begin.elapsed()), "loaded");
         self.observer.loaded(&local.id, &model, begin.elapsed());
         drop(model);
-        self.record(id, local).await;
+        self.record(facts, local).await;
         Ok(())
     }
 
@@ -171,7 +171,7 @@ impl Host {
         id: SlotId,
         local: &LocalModel,
         loaded: Loaded,
-    ) -> Result<Arc<Model>, Stopped> {
+    ) -> Result<(Arc<Model>, Facts), Stopped> {
         let Loaded { model, ended } = loaded;
         let info = model.engine().info();
         let (weight_bytes, kv_bytes) = (info.weight_bytes as u64, info.kv_bytes as u64);
@@ -196,7 +196,7 @@ impl Host {
             return Err(problem);
         }
         let model = Arc::new(model);
-        {
+        let facts = {
             let mut state = self.lock();
             state.failures.forget(&local.id);
             let slot = state
@@ -216,15 +216,14 @@ impl Host {
                 ended,
             };
             slot.outcome.send_replace(Some(Ok(())));
-        }
+            slot.facts
+        };
         self.changes.send_replace(());
-        Ok(model)
+        Ok((model, facts))
     }
 
-    async fn record(&self, id: SlotId, local: &LocalModel) {
-        let Some(facts) = self.lock().slots.find_id(id).map(|slot| slot.facts) else {
-            return;
-        };
+    /// Writes to the registry what the load has taught, even when the model has left again meanwhile.
+    async fn record(&self, facts: Facts, local: &LocalModel) {
         let learned = RegistryEntry {
             architecture: match &local.weights {
                 Weights::Gguf { .. } => "GGUF".to_owned(),

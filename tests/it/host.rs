@@ -15,6 +15,14 @@ use crate::support::loader::{Act, ScriptedLoader, write_models};
 /// Ends the program when a test takes minutes of real time: a model that leaves while it is used waits for ever.
 struct Watchdog(#[expect(dead_code, reason = "it is dropped with the test")] mpsc::Sender<()>);
 
+#[expect(
+    clippy::print_stderr,
+    reason = "the reader of a test log must learn of it"
+)]
+fn report(test: &str) {
+    eprintln!("test {test} hangs");
+}
+
 impl Watchdog {
     fn new() -> Self {
         let (alive, ended) = mpsc::channel();
@@ -22,7 +30,7 @@ impl Watchdog {
         std::thread::spawn(move || {
             if ended.recv_timeout(Duration::from_secs(120)) == Err(mpsc::RecvTimeoutError::Timeout)
             {
-                eprintln!("test {test} hangs");
+                report(&test);
                 std::process::exit(101);
             }
         });
@@ -559,6 +567,8 @@ async fn the_registry_learns_from_loads_and_forgets_what_is_gone() {
     assert_eq!(keys(), ["u/a"]);
     drop(host.acquire("A").await.unwrap());
     host.shutdown().await;
+    // It is written beside the first requests, not before them.
+    eventually(|| load_registry(dir.path())["u/a"].vocab_size > 0).await;
     let registry = load_registry(dir.path());
     let entry = &registry["u/a"];
     assert_eq!(
