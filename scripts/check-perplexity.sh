@@ -26,26 +26,8 @@ prepare_python() {
     fi
 }
 
-build_llama_cpp() {
-    LLAMA_CPP_BIN=$cache/llama.cpp/bin
-    if [ -x "$LLAMA_CPP_BIN/llama-completion" ] && [ -x "$LLAMA_CPP_BIN/llama-perplexity" ] && [ -x "$LLAMA_CPP_BIN/llama-tokenize" ]; then
-        return
-    fi
-    say "building llama.cpp in $cache/llama.cpp"
-    mkdir -p "$cache/llama.cpp/download"
-    "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
-        --dest "$cache/llama.cpp/download" llama-cpp-python==0.3.36
-    printf '%s  %s\n' 832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e \
-        "$cache/llama.cpp/download/llama_cpp_python-0.3.36.tar.gz" | sha256sum --check --quiet
-    tar -xzf "$cache/llama.cpp/download/llama_cpp_python-0.3.36.tar.gz" -C "$cache/llama.cpp"
-    cmake -S "$cache/llama.cpp/llama_cpp_python-0.3.36/vendor/llama.cpp" -B "$cache/llama.cpp/build" -DCMAKE_BUILD_TYPE=Release \
-        -DBUILD_SHARED_LIBS=OFF -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF >&2
-    cmake --build "$cache/llama.cpp/build" --parallel --target llama-perplexity llama-completion llama-tokenize >&2
-    mkdir -p "$LLAMA_CPP_BIN"
-    cp "$cache/llama.cpp/build/bin/llama-perplexity" "$cache/llama.cpp/build/bin/llama-completion" \
-        "$cache/llama.cpp/build/bin/llama-tokenize" "$LLAMA_CPP_BIN/"
-}
-
 prepare_python
-[ -n "${LLAMA_CPP_BIN:-}" ] || build_llama_cpp
+# shellcheck source=scripts/llama-cpp.sh
+. "$root/scripts/llama-cpp.sh"
+[ -n "${LLAMA_CPP_BIN:-}" ] || build_llama_cpp "$python" "$cache" llama-perplexity llama-completion llama-tokenize
 exec "$python" "$root/scripts/check-perplexity.py" --bin "$root/target/release/oxydllm" --llama "$LLAMA_CPP_BIN" --cache "$cache" "$@"

@@ -12,14 +12,18 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use crate::cgroup::{Groups, Version};
 
-/// Turns of the spin loop before a worker goes to sleep: some tens of microseconds, a few times the gap between two
-/// operations of one forward pass.
-const SPINS_BEFORE_SLEEP: u32 = 20_000;
-/// Turns of the caller's spin loop before it offers its core to somebody else between looks.
-const SPINS_BEFORE_YIELD: u32 = 2_000;
+/// How long a worker looks for the next job before it goes to sleep: a few times the gap between two operations of one
+/// forward pass.
+const WORKER_SPINS: Duration = Duration::from_micros(200);
+/// How long the caller looks for the end of a job before it goes to sleep. Then the rest is with a worker that has lost its core to
+/// another process, and the system may give it the caller's: spinning on would hold up the very thread that is waited for.
+const CALLER_SPINS: Duration = Duration::from_micros(100);
+/// Looks between two looks at the clock.
+const SPINS_PER_LOOK: u32 = 16;
 
 /// The closure of a job as two words, so that workers can read it without a lock.
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
@@ -35,6 +39,9 @@ struct Shared {
     stop: AtomicBool,
     wake: Mutex<()>,
     bell: Condvar,
+    /// Whether the caller sleeps until tasks complete, for which it hears `done`.
+    caller_sleeps: AtomicBool,
+    done: Condvar,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -113,6 +120,8 @@ impl Pool {
             stop: AtomicBool::new(false),
             wake: Mutex::new(()),
             bell: Condvar::new(),
+            caller_sleeps: AtomicBool::new(false),
+            done: Condvar::new(),
             panic: Mutex::new(None),
         });
         let workers = (1..num_threads.max(1))
@@ -237,20 +246,30 @@ impl Shared {
             if let Err(payload) = outcome {
                 *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(payload);
             }
-            self.completed.fetch_add(1, Ordering::Release);
+            // After this the job may be over. Sequentially consistent, as in `wait_completed`: either the caller sees that this
+            // task is complete, or this thread that the caller sleeps.
+            self.completed.fetch_add(1, Ordering::SeqCst);
+            if self.caller_sleeps.load(Ordering::SeqCst) {
+                drop(self.wake.lock().unwrap_or_else(PoisonError::into_inner));
+                self.done.notify_one();
+            }
         }
     }
 
     fn wait_completed(&self, num_tasks: usize) {
-        let mut spins = 0_u32;
-        while self.completed.load(Ordering::Acquire) < num_tasks {
-            spins += 1;
-            if spins > SPINS_BEFORE_YIELD {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
+        let is_complete = || self.completed.load(Ordering::SeqCst) >= num_tasks;
+        if spin(CALLER_SPINS, || is_complete().then_some(())).is_some() {
+            return;
         }
+        let mut guard = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
+        self.caller_sleeps.store(true, Ordering::SeqCst);
+        while !is_complete() {
+            guard = self
+                .done
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        self.caller_sleeps.store(false, Ordering::SeqCst);
     }
 
     /// A worker's life: wait for a new job number, help, repeat.
@@ -270,15 +289,16 @@ impl Shared {
                 self.stop.load(Ordering::SeqCst),
             )
         };
-        for _ in 0..SPINS_BEFORE_SLEEP {
+        let news = || {
             let (epoch, stop) = look();
             if stop {
-                return None;
+                Some(None)
+            } else {
+                (epoch != seen).then_some(Some(epoch))
             }
-            if epoch != seen {
-                return Some(epoch);
-            }
-            std::hint::spin_loop();
+        };
+        if let Some(found) = spin(WORKER_SPINS, news) {
+            return found;
         }
         let mut guard = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
@@ -297,6 +317,22 @@ impl Shared {
         };
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         found
+    }
+}
+
+/// Asks `look` again and again until it has an answer, for about as long as `limit`.
+fn spin<T>(limit: Duration, look: impl Fn() -> Option<T>) -> Option<T> {
+    let begin = Instant::now();
+    loop {
+        for _ in 0..SPINS_PER_LOOK {
+            if let Some(found) = look() {
+                return Some(found);
+            }
+            std::hint::spin_loop();
+        }
+        if begin.elapsed() >= limit {
+            return None;
+        }
     }
 }
 
@@ -414,6 +450,20 @@ mod tests {
                 sum.fetch_add(i, Ordering::Relaxed);
             });
             assert_eq!(sum.load(Ordering::Relaxed), 4950);
+        }
+    }
+
+    #[test]
+    fn a_caller_that_sleeps_hears_the_end_of_the_last_task() {
+        let pool = Pool::new(3);
+        for _ in 0..20 {
+            let sum = AtomicUsize::new(0);
+            pool.run(3, |i| {
+                // Whoever the caller waits for takes much longer than it looks.
+                std::thread::sleep(Duration::from_millis(if i == 0 { 0 } else { 3 }));
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 3);
         }
     }
 

@@ -276,8 +276,11 @@ impl RunArgs {
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Local model, a unique part of its name, a `.gguf` file or a checkpoint folder
-    #[arg(value_name = "MODEL", value_parser = parse_text)]
-    pub model: String,
+    #[arg(value_name = "MODEL", value_parser = parse_text, required_unless_present = "ceilings")]
+    pub model: Option<String>,
+    /// Print what the machine can do at most: reading memory, multiplying. Without a model, nothing else
+    #[arg(long)]
+    pub ceilings: bool,
     #[command(flatten)]
     /// Where models are kept.
     pub models_dir: ModelsDirArgs,

@@ -3,10 +3,10 @@
 //! Model load is not in the timings, nothing is cached between repeats, and only the logits that a real run would need
 //! are computed.
 
+mod report;
+
 use std::process::ExitCode;
 use std::time::Instant;
-
-use serde_json::json;
 
 use super::Printer;
 use super::args::BenchArgs;
@@ -17,43 +17,53 @@ use crate::memory;
 use crate::model::plan::CHUNK_TOKENS;
 use crate::model::{Batch, LoadOptions, Sequence, Transformer, load};
 use crate::ops::Context;
-use crate::units::format_size;
-
-/// What was measured.
-struct Report {
-    load_s: f64,
-    prefill_tok_s: Option<f64>,
-    ttft_ms: Option<f64>,
-    /// (batch, aggregate tokens per second).
-    decode: Vec<(usize, f64)>,
-    peak_rss_bytes: u64,
-}
+use crate::ops::ceilings::Ceilings;
+use crate::store::Located;
+use report::{Costs, ModelReport, Report};
 
 /// Runs the command.
 ///
 /// # Errors
 /// Those of loading; `Invalid` when there is nothing to measure.
 pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
-    if args.prompt_tokens == 0 && args.gen_tokens == 0 {
+    if args.prompt_tokens == 0 && args.gen_tokens == 0 && !args.ceilings {
         return Err(Error::invalid(
             "nothing to measure: `-p` and `-n` are both 0",
         ));
     }
-    let located = locate(&args.models_dir, &args.model, printer)?;
+    let located = match &args.model {
+        Some(model) => Some(locate(&args.models_dir, model, printer)?),
+        None => None,
+    };
     let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
+    let ceilings = Ceilings::measure(&ctx);
+    let model = match &located {
+        Some(located) => Some(measure(args, &ctx, located)?),
+        None => None,
+    };
+    let report = Report {
+        threads: ctx.pool().num_threads(),
+        level: ctx.level(),
+        ceilings,
+        model,
+    };
+    report.print(args, printer)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn measure(args: &BenchArgs, ctx: &Context, located: &Located) -> Result<ModelReport> {
     let begin = Instant::now();
-    let model = load(&ctx, &located.path, LoadOptions::default())
+    let model = load(ctx, &located.path, LoadOptions::default())
         .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
     let load_s = begin.elapsed().as_secs_f64();
     let bench = Bench {
         args,
-        ctx: &ctx,
+        ctx,
         transformer: &model.transformer,
     };
-    let prefill = if args.prompt_tokens > 0 {
-        Some(bench.prefill()?)
-    } else {
-        None
+    let prefill = match args.prompt_tokens {
+        0 => None,
+        _ => Some(bench.prefill()?),
     };
     let mut decode = Vec::new();
     if args.gen_tokens > 0 {
@@ -61,64 +71,15 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
             decode.push((batch.get(), bench.decode(batch.get())?));
         }
     }
-    let report = Report {
+    Ok(ModelReport {
+        name: located.name(),
         load_s,
         prefill_tok_s: prefill.map(|(rate, _)| rate),
         ttft_ms: prefill.map(|(_, ttft)| ttft),
         decode,
         peak_rss_bytes: memory::peak().unwrap_or(0),
-    };
-    print(args, &ctx, &located.name(), &report, printer)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn print(
-    args: &BenchArgs,
-    ctx: &Context,
-    name: &str,
-    report: &Report,
-    printer: &Printer,
-) -> Result<()> {
-    let threads = ctx.pool().num_threads();
-    if args.json {
-        let decode: Vec<_> = report
-            .decode
-            .iter()
-            .map(|(b, rate)| json!({"batch": b, "tok_s": rate}))
-            .collect();
-        return printer.data(json!({
-            "model": name,
-            "threads": threads,
-            "load_s": report.load_s,
-            "prefill_tok_s": report.prefill_tok_s,
-            "ttft_ms": report.ttft_ms,
-            "decode": decode,
-            "peak_rss_bytes": report.peak_rss_bytes,
-        }));
-    }
-    printer.data(format_args!("model    {name}"))?;
-    printer.data(format_args!("threads  {threads} ({})", ctx.level()))?;
-    printer.data(format_args!("load     {:.2} s", report.load_s))?;
-    if let (Some(rate), Some(ttft)) = (report.prefill_tok_s, report.ttft_ms) {
-        let tokens = args.prompt_tokens;
-        printer.data(format_args!(
-            "prefill  {rate:.1} tok/s ({tokens} tokens, first token after {ttft:.1} ms)"
-        ))?;
-    }
-    for (batch, rate) in &report.decode {
-        let behind = if args.depth > 0 {
-            format!(" behind {} tokens", args.depth)
-        } else {
-            String::new()
-        };
-        printer.data(format_args!(
-            "decode   {rate:.1} tok/s ({batch} at once{behind})"
-        ))?;
-    }
-    printer.data(format_args!(
-        "memory   {} at most",
-        format_size(report.peak_rss_bytes)
-    ))
+        costs: Costs::of(&model.transformer),
+    })
 }
 
 struct Bench<'a> {

@@ -26,5 +26,5 @@ mod weigh;
 pub use config::{LayerConfig, ModelConfig, QkNorm};
 pub use load::{LoadOptions, LoadedModel, assemble, load};
 pub use read::read_config;
-pub use transformer::{Batch, Sequence, Transformer};
+pub use transformer::{Batch, Sequence, Transformer, Work};
 pub use weigh::weigh;

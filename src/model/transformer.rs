@@ -131,6 +131,33 @@ impl Layer {
     }
 }
 
+/// What some layers have to do for every token they compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Integer multiply-accumulates per token.
+    pub int8_macs: usize,
+    /// F32 multiply-accumulates per token.
+    pub f32_macs: usize,
+    /// Bytes of weights, read once per step.
+    pub weight_bytes: usize,
+}
+
+impl Work {
+    fn of<'a>(linears: impl IntoIterator<Item = &'a Linear>) -> Self {
+        let mut work = Self::default();
+        for linear in linears {
+            let (macs, integer) = linear.macs();
+            *(if integer {
+                &mut work.int8_macs
+            } else {
+                &mut work.f32_macs
+            }) += macs;
+            work.weight_bytes += linear.bytes();
+        }
+        work
+    }
+}
+
 /// A decoder-only transformer with its weights.
 #[derive(Debug)]
 pub struct Transformer {
@@ -189,6 +216,16 @@ impl Transformer {
             self.embedding.bytes().len()
         };
         layers + size_of_val(&self.norm[..]) + self.head.linear.bytes() + embedding
+    }
+
+    /// What the linear layers do for a token, the output matrix apart.
+    pub fn layers_work(&self) -> Work {
+        Work::of(self.layers.iter().flat_map(Layer::linears))
+    }
+
+    /// What the output matrix does for a token whose logits are asked for.
+    pub fn head_work(&self) -> Work {
+        Work::of([&self.head.linear])
     }
 
     /// Computes `batch`, writes its keys and values into `kv`, and returns the logits of the rows that were asked for:

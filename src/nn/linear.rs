@@ -92,6 +92,14 @@ impl Linear {
         weight + self.bias.as_ref().map_or(0, |b| b.len() * size_of::<f32>())
     }
 
+    /// Multiply-accumulates per row, and whether they are integer ones.
+    pub fn macs(&self) -> (usize, bool) {
+        match &self.weight {
+            Weight::Raw(w) => (w.rows() * w.cols(), false),
+            Weight::Packed(w) => (w.rows() * w.cols(), true),
+        }
+    }
+
     /// `[rows, out]`.
     ///
     /// # Errors

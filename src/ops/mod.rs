@@ -16,10 +16,15 @@
 //! | [`gated_act`] | act(gate) × up |
 //! | [`elementwise`] | add, scale, soft cap |
 //!
+//! [`ceilings`] measures what the machine can do at most.
+//!
 //! To add an op, see `docs/architecture.md`, "Adding an op".
 
 pub mod attention;
 mod buffer;
+#[doc(hidden)]
+pub mod cases;
+pub mod ceilings;
 pub mod cpu_level;
 pub mod elementwise;
 pub mod embed;

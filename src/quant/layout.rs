@@ -174,6 +174,19 @@ pub fn k_scale_min(group: usize, scales: &[u8; 12]) -> (u8, u8) {
     }
 }
 
+/// All eight scales and mins of [`k_scale_min`].
+#[inline]
+pub fn k_scales_mins(scales: &[u8; 12]) -> ([u8; 8], [u8; 8]) {
+    let word =
+        |i: usize| u32::from_le_bytes([scales[i], scales[i + 1], scales[i + 2], scales[i + 3]]);
+    let (a, b, c) = (word(0), word(4), word(8));
+    let join = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let top = |word: u32| ((word >> 6) & 0x0303_0303) << 4;
+    let scales = join(a & 0x3f3f_3f3f, (c & 0x0f0f_0f0f) | top(a));
+    let mins = join(b & 0x3f3f_3f3f, ((c >> 4) & 0x0f0f_0f0f) | top(b));
+    (scales.to_le_bytes(), mins.to_le_bytes())
+}
+
 /// The 16 scales of a Q3_K block, already recentred (6-bit code minus 32), from its 12 packed bytes.
 ///
 /// Scale `g` has its low nibble in byte `g % 8` (low half for `g` < 8), its upper two bits in byte `8 + g % 4` at bit `2 * (g / 4)`.

@@ -146,6 +146,7 @@ pub fn matmul(ctx: &Context, x: &Tensor, w: &RawMatrix) -> Result<Tensor> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::cases::FLOAT_SHAPES;
     use crate::ops::testing::{bits, contexts, random};
 
     fn encode(encoding: Encoding, values: &[f32]) -> Vec<u8> {
@@ -175,14 +176,7 @@ mod tests {
     #[test]
     fn has_the_bits_of_the_written_contract_for_any_shape_level_and_thread_count() {
         for encoding in [Encoding::F32, Encoding::F16, Encoding::BF16] {
-            for (m, n, k) in [
-                (1, 1, 1),
-                (1, 33, 48),
-                (2, 5, 17),
-                (3, 2, 16),
-                (4, 70, 100),
-                (29, 65, 56),
-            ] {
+            for (m, n, k) in FLOAT_SHAPES {
                 let (x, w) = (random(1, m * k), random(2, n * k));
                 let matrix =
                     RawMatrix::new(n, k, encoding, Arc::new(encode(encoding, &w))).unwrap();

@@ -12,7 +12,7 @@ use crate::threads::Disjoint;
 /// with mixed encodings share one quantised input. 32 rather than 256: the error is a third, the cost within noise.
 pub const GROUP: usize = 32;
 /// Rows of activations that the microkernel takes at once.
-pub const TILE_ROWS: usize = 8;
+pub const TILE_ROWS: usize = 4;
 /// Groups whose largest value is below this are zero: their scale would not be a normal number.
 const TINY: f32 = 1e-30;
 
@@ -35,71 +35,87 @@ impl fmt::Debug for QuantRows {
     }
 }
 
+/// Words per row and record of a tile: 32 values of 8 bits, then what [`word`] names.
+pub(super) const ROW_WORDS: usize = 14;
+
+/// Where the words of a record lie, in units of the tile's stride: word `KIND * stride + m` belongs to row m.
+///
+/// Words 0 to 7 are the values of input features `4 c..4 c + 4`. "Pairs" are two i16 in one word, low half first: the sums
+/// of the values that the two 16-bit halves of a vector lane see (features 0 and 1 of every four, and 2 and 3).
+pub(super) mod word {
+    /// F32 scale: value ≈ scale × rounded value.
+    pub const SCALE: usize = 8;
+    /// F32 scale × sum of the rounded values.
+    pub const SCALED_SUM: usize = 9;
+    /// Pairs of the whole group times -8.
+    pub const NEG_PAIRS: usize = 10;
+    /// Pairs of the first and the second 16 features, each times -1.
+    pub const NEG_PAIRS_HALVES: usize = 11;
+    /// Sums of the first and the second 16 rounded values, as two i16.
+    pub const HALF_SUMS: usize = 13;
+}
+
 /// One tile: what the microkernel takes at once.
 #[derive(Default)]
 pub(super) struct Tile {
     /// Rows that count.
     pub rows: usize,
-    /// Rows with padding (zeros): 1, 2, 4 or 8.
+    /// Rows with padding (zeros): 1, 2 or 4.
     pub stride: usize,
-    /// Every group, in order.
-    pub groups: Groups,
-    /// Whether a group is refined in some row: then its rounding errors, rounded to 8 bits too, follow in `refinements`
-    /// (zero for rows that do not refine it, which leaves their sums as they are).
-    pub refined: Vec<bool>,
-    /// The refined groups, in order.
-    pub refinements: Groups,
+    /// Records of [`ROW_WORDS`] × stride words: every group in order, those that are refined in some row followed by
+    /// their refinement (zero in rows that do not refine them, which leaves their sums as they are).
+    pub words: Vec<i32>,
+    /// Per record, whether its refinement follows.
+    pub more: Vec<bool>,
+    /// Records that are no refinements.
+    pub groups: usize,
 }
 
-/// Rounded groups of `stride` rows. In group g the four bytes of input features `4 c..` of row m stand at
-/// `((8 g + c) stride + m) * 4`, and everything kept per group at `g stride + m`.
-#[derive(Default)]
-pub(super) struct Groups {
-    /// Rounded values, -127..=127.
-    pub values: Vec<i8>,
-    /// F32 scale per group: value ≈ scale × rounded value.
-    pub scales: Vec<f32>,
-    /// Sum of the rounded values per group.
-    pub sums: Vec<i32>,
-    /// Sums of the first and the second 16 values per group, as two i16 in one word (low half first).
-    pub half_sums: Vec<i32>,
-    /// Scale × sum.
-    pub scaled_sums: Vec<f32>,
-}
-
-impl Groups {
-    fn zeros(count: usize, stride: usize) -> Self {
-        let per_group = count * stride;
+impl Tile {
+    /// Row `m` alone.
+    pub fn row(&self, m: usize) -> Self {
         Self {
-            values: vec![0; per_group * GROUP],
-            scales: vec![0.0; per_group],
-            sums: vec![0; per_group],
-            half_sums: vec![0; per_group],
-            scaled_sums: vec![0.0; per_group],
+            rows: 1,
+            stride: 1,
+            words: self
+                .words
+                .iter()
+                .skip(m)
+                .step_by(self.stride)
+                .copied()
+                .collect(),
+            more: self.more.clone(),
+            groups: self.groups,
         }
     }
 
-    /// Whether every array has the size of `count` groups of `stride` rows.
-    pub fn has_size(&self, count: usize, stride: usize) -> bool {
-        let n = count * stride;
-        self.values.len() == n * GROUP
-            && self.scales.len() == n
-            && self.sums.len() == n
-            && self.half_sums.len() == n
-            && self.scaled_sums.len() == n
-    }
-
-    fn write(&mut self, group: usize, stride: usize, m: usize, rounded: &Rounded) {
+    fn write(&mut self, record: usize, m: usize, rounded: &Rounded) {
+        let stride = self.stride;
+        let words = &mut self.words[record * ROW_WORDS * stride..][..ROW_WORDS * stride];
+        let mut put = |kind: usize, word: i32| words[kind * stride + m] = word;
+        let mut pairs = [[0; 2]; 2];
         for (c, four) in rounded.values.as_chunks::<4>().0.iter().enumerate() {
-            let at = ((group * 8 + c) * stride + m) * 4;
-            self.values[at..at + 4].copy_from_slice(four);
+            put(c, i32::from_le_bytes(four.map(i8::cast_unsigned)));
+            let four = four.map(i32::from);
+            pairs[c / 4][0] += four[0] + four[1];
+            pairs[c / 4][1] += four[2] + four[3];
         }
-        let at = group * stride + m;
-        let [low, high] = rounded.halves;
-        self.scales[at] = rounded.scale;
-        self.sums[at] = low + high;
-        self.half_sums[at] = (low & 0xffff) | (high << 16);
-        self.scaled_sums[at] = rounded.scale * (low + high) as f32;
+        let pair = |low: i32, high: i32| (low & 0xffff) | (high << 16);
+        let [first, second] = pairs;
+        let halves = [first[0] + first[1], second[0] + second[1]];
+        let sum = (halves[0] + halves[1]) as f32;
+        put(word::SCALE, rounded.scale.to_bits().cast_signed());
+        put(
+            word::SCALED_SUM,
+            (rounded.scale * sum).to_bits().cast_signed(),
+        );
+        put(
+            word::NEG_PAIRS,
+            pair(-8 * (first[0] + second[0]), -8 * (first[1] + second[1])),
+        );
+        put(word::NEG_PAIRS_HALVES, pair(-first[0], -first[1]));
+        put(word::NEG_PAIRS_HALVES + 1, pair(-second[0], -second[1]));
+        put(word::HALF_SUMS, pair(halves[0], halves[1]));
     }
 }
 
@@ -142,43 +158,39 @@ pub fn quantize_rows(ctx: &Context, x: &Tensor) -> QuantRows {
 
 fn round_tile(level: CpuLevel, x: &Tensor, first_row: usize, rows: usize) -> Tile {
     let (stride, count) = (rows.next_power_of_two(), x.cols() / GROUP);
-    let mut groups = Groups::zeros(count, stride);
-    let mut rounded_rows = Vec::with_capacity(rows);
-    for m in 0..rows {
-        let rounded = round_row(level, x.row(first_row + m));
-        for (g, group) in rounded.groups.iter().enumerate() {
-            groups.write(g, stride, m, group);
-        }
-        rounded_rows.push(rounded);
-    }
+    let rounded: Vec<RoundedRow> = (0..rows)
+        .map(|m| round_row(level, x.row(first_row + m)))
+        .collect();
     let mut refined = vec![false; count];
-    for row in &rounded_rows {
+    for row in &rounded {
         row.refinements.iter().for_each(|(g, _)| refined[*g] = true);
     }
-    // Where a refined group stands among the refined ones.
-    let mut places = vec![0; count];
-    let mut num_refined = 0;
-    for (place, _) in places
-        .iter_mut()
-        .zip(&refined)
-        .filter(|(_, refined)| **refined)
-    {
-        *place = num_refined;
-        num_refined += 1;
-    }
-    let mut refinements = Groups::zeros(num_refined, stride);
-    for (m, row) in rounded_rows.iter().enumerate() {
-        for (g, group) in &row.refinements {
-            refinements.write(places[*g], stride, m, group);
+    // Which record a group is, and whether its refinement follows.
+    let mut places = Vec::with_capacity(count);
+    let mut more = Vec::with_capacity(count);
+    for refined in refined {
+        places.push(more.len());
+        more.push(refined);
+        if refined {
+            more.push(false);
         }
     }
-    Tile {
+    let mut tile = Tile {
         rows,
         stride,
-        groups,
-        refined,
-        refinements,
+        words: vec![0; more.len() * ROW_WORDS * stride],
+        more,
+        groups: count,
+    };
+    for (m, row) in rounded.iter().enumerate() {
+        for (place, group) in places.iter().zip(&row.groups) {
+            tile.write(*place, m, group);
+        }
+        for (g, group) in &row.refinements {
+            tile.write(places[*g] + 1, m, group);
+        }
     }
+    tile
 }
 
 /// A row, rounded: all groups, and the errors of those that are refined.

@@ -1,98 +1,164 @@
-//! The integer microkernel: one panel of eight weight rows times one tile of activation rows.
+//! The integer microkernel: a pair of panels (sixteen weight rows) times one tile of activation rows.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
     reason = "an index stands for a row or lane in several arrays at once"
 )]
 
-use super::activations::{Groups, QuantRows, Tile};
+use super::GROUP;
+use super::activations::{ROW_WORDS, Tile, word};
+use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
 use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
-use super::{GROUP, QMatrix, TILE_ROWS};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
 use crate::quant::layout::IQ4_NL_VALUES;
-use crate::threads::Disjoint;
 
 /// Four-feature chunks of a record.
 const CHUNKS: usize = GROUP / 4;
 /// Bytes of a vector.
 const VECTOR: usize = 32;
+/// How far ahead weights are fetched.
+const PREFETCH_BYTES: usize = 1024;
+/// Panels that a kernel multiplies at once: each broadcast activation then serves two of them.
+pub(super) const PANELS: usize = 2;
 
-/// Panels `first..first + count` of `w` times every tile of `x`; each tile stays in the first-level cache meanwhile.
-pub(super) fn panels(
-    level: CpuLevel,
-    x: &QuantRows,
-    w: &QMatrix,
-    first: usize,
-    count: usize,
-    out: &Disjoint<'_, f32>,
-) {
-    let panel_bytes = w.panel_bytes();
-    for (tile_index, tile) in x.tiles().iter().enumerate() {
-        for panel in first..first + count {
-            let packed = &w.packed[panel * panel_bytes..(panel + 1) * panel_bytes];
-            let mut y = [[0.0_f32; PANEL_ROWS]; TILE_ROWS];
-            panel_times_tile(level, w.format, packed, tile, &mut y);
-            let valid = PANEL_ROWS.min(w.rows - panel * PANEL_ROWS);
-            for (m, y) in y[..tile.rows].iter().enumerate() {
-                let at = (tile_index * TILE_ROWS + m) * w.rows + panel * PANEL_ROWS;
-                // SAFETY: this task alone writes these columns.
-                let out = unsafe { out.part(at, valid) };
-                out.copy_from_slice(&y[..valid]);
-            }
+/// Sums of a tile: `[row of the tile][panel][row of the panel]`.
+pub(super) type Sums = [[[f32; PANEL_ROWS]; PANELS]; 4];
+
+/// `$call!(Format::X)` for the format that `$format` is: from a value to a constant.
+macro_rules! by_format {
+    ($format:expr, $call:ident) => {
+        match $format {
+            Format::Q4_0 => $call!(Format::Q4_0),
+            Format::Q4_1 => $call!(Format::Q4_1),
+            Format::Q5_0 => $call!(Format::Q5_0),
+            Format::Q5_1 => $call!(Format::Q5_1),
+            Format::Q8_0 => $call!(Format::Q8_0),
+            Format::IQ4_NL => $call!(Format::IQ4_NL),
+            Format::Q2_K => $call!(Format::Q2_K),
+            Format::Q3_K => $call!(Format::Q3_K),
+            Format::Q4_K => $call!(Format::Q4_K),
+            Format::Q5_K => $call!(Format::Q5_K),
+            Format::Q6_K => $call!(Format::Q6_K),
         }
+    };
+}
+
+pub(super) use by_format;
+
+/// Two panels, as they are packed or expanded, one after the other.
+#[derive(Clone, Copy)]
+pub(super) struct Pair<'a> {
+    pub(super) format: Format,
+    pub(super) bytes: &'a [u8],
+    pub(super) expanded: bool,
+    /// Groups of a row.
+    pub(super) groups: usize,
+}
+
+impl Pair<'_> {
+    /// The pair times the rows of a tile.
+    pub(super) fn times(&self, level: CpuLevel, tile: &Tile, y: &mut Sums) {
+        if level == CpuLevel::Scalar && tile.stride > 1 {
+            // The software twin has kernels of one row only: unrolled for more it would be most of the program.
+            for (m, y) in y[..tile.rows].iter_mut().enumerate() {
+                let mut row = Sums::default();
+                self.times(level, &tile.row(m), &mut row);
+                *y = row[0];
+            }
+            return;
+        }
+        let blocks = self.groups / self.format.groups_per_block();
+        let panel_bytes = if self.expanded {
+            self.groups * self.format.expanded_bytes()
+        } else {
+            blocks * self.format.block_bytes()
+        };
+        // What the kernel reads through pointers, checked once.
+        assert!(self.bytes.len() == PANELS * panel_bytes && tile.groups == self.groups);
+        assert!(tile.words.len() == tile.more.len() * ROW_WORDS * tile.stride);
+        let panels = [self.bytes.as_ptr(), self.bytes[panel_bytes..].as_ptr()];
+        macro_rules! by_rows {
+            ($format:expr) => {
+                match (tile.stride, self.expanded) {
+                    (1, false) => packed_row::<{ $format as u8 }>(level, panels, blocks, tile, y),
+                    (2, false) => packed::<{ $format as u8 }, 2>(level, panels, blocks, tile, y),
+                    (4, false) => packed::<{ $format as u8 }, 4>(level, panels, blocks, tile, y),
+                    (1, true) => expanded_row::<{ $format as u8 }>(level, panels, blocks, tile, y),
+                    (2, true) => expanded::<{ $format as u8 }, 2>(level, panels, blocks, tile, y),
+                    (4, true) => expanded::<{ $format as u8 }, 4>(level, panels, blocks, tile, y),
+                    (other, _) => unreachable!("a tile of {other} rows"),
+                }
+            };
+        }
+        // SAFETY: the panels have `blocks` blocks and the tile as many groups, by the assertions above.
+        unsafe { by_format!(self.format, by_rows) }
     }
 }
 
-/// One panel times one tile, on the kernel for its format and number of rows.
-fn panel_times_tile(
-    level: CpuLevel,
-    format: Format,
-    packed: &[u8],
-    tile: &Tile,
-    y: &mut [[f32; 8]; 8],
-) {
-    let blocks = packed.len() / format.block_bytes();
-    let count = blocks * format.groups_per_block();
-    let num_refined = tile.refined.iter().filter(|refined| **refined).count();
-    // What the kernel reads through pointers, checked once.
-    assert!(packed.len() == blocks * format.block_bytes() && tile.refined.len() == count);
-    assert!(
-        tile.groups.has_size(count, tile.stride)
-            && tile.refinements.has_size(num_refined, tile.stride)
-    );
-    macro_rules! by_rows {
+/// Unpacks one panel: what [`Pair::times`] would do for every tile again.
+pub(super) fn expand(level: CpuLevel, format: Format, panel: &[u8], out: &mut [u8]) {
+    let blocks = panel.len() / format.block_bytes();
+    assert!(panel.len() == blocks * format.block_bytes());
+    assert!(out.len() == blocks * format.groups_per_block() * format.expanded_bytes());
+    macro_rules! call {
         ($format:expr) => {
-            match tile.stride {
-                1 => kernel::<{ $format as u8 }, 1>(level, packed.as_ptr(), blocks, tile, y),
-                2 => kernel::<{ $format as u8 }, 2>(level, packed.as_ptr(), blocks, tile, y),
-                4 => kernel::<{ $format as u8 }, 4>(level, packed.as_ptr(), blocks, tile, y),
-                8 => kernel::<{ $format as u8 }, 8>(level, packed.as_ptr(), blocks, tile, y),
-                other => unreachable!("a tile of {other} rows"),
-            }
+            expand_kernel::<{ $format as u8 }>(level, panel.as_ptr(), blocks, out.as_mut_ptr())
         };
     }
-    // SAFETY: the panel has `blocks` blocks and the tile as many groups, by the assertions above.
-    unsafe {
-        match format {
-            Format::Q4_0 => by_rows!(Format::Q4_0),
-            Format::Q4_1 => by_rows!(Format::Q4_1),
-            Format::Q5_0 => by_rows!(Format::Q5_0),
-            Format::Q5_1 => by_rows!(Format::Q5_1),
-            Format::Q8_0 => by_rows!(Format::Q8_0),
-            Format::IQ4_NL => by_rows!(Format::IQ4_NL),
-            Format::Q2_K => by_rows!(Format::Q2_K),
-            Format::Q3_K => by_rows!(Format::Q3_K),
-            Format::Q4_K => by_rows!(Format::Q4_K),
-            Format::Q5_K => by_rows!(Format::Q5_K),
-            Format::Q6_K => by_rows!(Format::Q6_K),
-        }
-    }
+    // SAFETY: sizes are checked above.
+    unsafe { by_format!(format, call) }
 }
 
 simd_kernel! {
-    /// `blocks` blocks of a panel in format number `F` times a tile of `M` rows: `y[m][row]`.
-    unsafe fn kernel<const F: u8, const M: usize>(packed: *const u8, blocks: usize, tile: &Tile, y: &mut [[f32; 8]; 8]) = kernel_body
+    /// `blocks` blocks of two packed panels in format number `F` times a tile of one row.
+    unsafe fn packed_row<const F: u8>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body
+}
+
+simd_kernel! {
+    /// The same for a tile of `M` rows.
+    unsafe fn packed<const F: u8, const M: usize>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin
+}
+
+simd_kernel! {
+    /// `blocks` blocks of two expanded panels times a tile of one row.
+    unsafe fn expanded_row<const F: u8>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = expanded_row_body
+}
+
+simd_kernel! {
+    /// The same for a tile of `M` rows.
+    unsafe fn expanded<const F: u8, const M: usize>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
+}
+
+simd_kernel! {
+    /// Expands `blocks` blocks of a panel.
+    unsafe fn expand_kernel<const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) = expand_body
+}
+
+#[inline(always)]
+unsafe fn packed_row_body<V: Simd, const F: u8>(
+    panels: [*const u8; 2],
+    blocks: usize,
+    tile: &Tile,
+    y: &mut Sums,
+) {
+    // SAFETY: the caller's duty.
+    unsafe { packed_body::<V, F, 1>(panels, blocks, tile, y) }
+}
+
+#[inline(always)]
+unsafe fn expanded_row_body<V: Simd, const F: u8>(
+    panels: [*const u8; 2],
+    blocks: usize,
+    tile: &Tile,
+    y: &mut Sums,
+) {
+    // SAFETY: the caller's duty.
+    unsafe { expanded_body::<V, F, 1>(panels, blocks, tile, y) }
+}
+
+const fn format_of(number: u8) -> Format {
+    Format::ALL[number as usize]
 }
 
 /// How many chunks fit into an accumulator before it must be widened (see `Simd::acc_add`).
@@ -110,59 +176,118 @@ const fn chunks_per_acc(format: Format) -> usize {
 }
 
 #[inline(always)]
-unsafe fn kernel_body<V: Simd, const F: u8, const M: usize>(
-    packed: *const u8,
+unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
+    panels: [*const u8; 2],
     blocks: usize,
     tile: &Tile,
-    y: &mut [[f32; 8]; 8],
+    y: &mut Sums,
 ) {
-    let format = const { Format::ALL[F as usize] };
-    // SAFETY: all offsets stay inside the panel and the tile, whose sizes the caller has checked.
+    let format = const { format_of(F) };
+    // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
     unsafe {
-        let mut sums = [V::splat(0.0); M];
-        let mut record = packed;
-        let (mut group, mut refinement) = (0, 0);
+        let mut sums = [[V::splat(0.0); PANELS]; M];
+        let mut records = panels;
+        let mut x = Rows::new(tile);
         for _ in 0..blocks {
-            let header = Header::<V>::load::<F>(record);
-            record = record.add(format.header_bytes());
+            let headers = records.map(|p| Header::<V>::load::<F>(p));
+            records = records.map(|p| p.add(format.header_bytes()));
             for _ in 0..format.groups_per_block() {
-                let scales = record.add(format.code_bytes());
-                let values = tile.groups.values.as_ptr().add(group * GROUP * M);
-                let dots = dots::<V, F, M>(record, scales, values);
-                accumulate::<V, F, M>(&header, scales, &dots, &tile.groups, group * M, &mut sums);
-                if *tile.refined.get_unchecked(group) {
-                    refine::<V, F, M>(&header, record, &tile.refinements, refinement, &mut sums);
-                    refinement += 1;
+                if M <= 2 {
+                    // Few rows wait for memory.
+                    for record in records {
+                        prefetch_record::<V, F>(record);
+                    }
                 }
-                record = scales.add(format.scale_bytes());
-                group += 1;
+                let group = [0, 1].map(|p| PackedGroup::<V, F> {
+                    record: records[p],
+                    header: headers[p],
+                });
+                while x.next::<V, _, F, M>(&group, &mut sums) {}
+                records = records.map(|p| p.add(format.code_bytes() + format.scale_bytes()));
             }
         }
-        for m in 0..M {
-            V::store(y[m].as_mut_ptr(), sums[m]);
+        store::<V, M>(&sums, y);
+    }
+}
+
+/// Asks for the record that lies some way ahead, in this panel or whatever follows it.
+#[inline(always)]
+unsafe fn prefetch_record<V: Simd, const F: u8>(record: *const u8) {
+    let bytes = const { format_of(F).code_bytes() + format_of(F).scale_bytes() };
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: a hint, which need not be readable.
+        unsafe { V::prefetch(record.wrapping_add(PREFETCH_BYTES + line)) };
+    }
+}
+
+#[inline(always)]
+unsafe fn expanded_body<V: Simd, const F: u8, const M: usize>(
+    panels: [*const u8; 2],
+    blocks: usize,
+    tile: &Tile,
+    y: &mut Sums,
+) {
+    let format = const { format_of(F) };
+    // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
+    unsafe {
+        let mut sums = [[V::splat(0.0); PANELS]; M];
+        let mut records = panels;
+        let mut x = Rows::new(tile);
+        for _ in 0..blocks * format.groups_per_block() {
+            let group = records.map(|record| ExpandedGroup::<F> { record });
+            while x.next::<V, _, F, M>(&group, &mut sums) {}
+            records = records.map(|p| p.add(format.expanded_bytes()));
+        }
+        store::<V, M>(&sums, y);
+    }
+}
+
+#[inline(always)]
+unsafe fn store<V: Simd, const M: usize>(sums: &[[V::F32; PANELS]; M], y: &mut Sums) {
+    for m in 0..M {
+        for p in 0..PANELS {
+            // SAFETY: eight floats.
+            unsafe { V::store(y[m][p].as_mut_ptr(), sums[m][p]) };
         }
     }
 }
 
-/// Adds refinement number `index`, of the group whose record this is.
-#[inline(always)]
-unsafe fn refine<V: Simd, const F: u8, const M: usize>(
-    header: &Header<V>,
-    record: *const u8,
-    refinements: &Groups,
-    index: usize,
-    sums: &mut [V::F32; M],
-) {
-    // SAFETY: the caller has checked that there are so many refinements.
-    unsafe {
-        let scales = record.add(const { format_of(F).code_bytes() });
-        let values = refinements.values.as_ptr().add(index * GROUP * M);
-        let dots = dots::<V, F, M>(record, scales, values);
-        accumulate::<V, F, M>(header, scales, &dots, refinements, index * M, sums);
+/// Where the walk through a tile's records stands.
+struct Rows<'a> {
+    more: &'a [bool],
+    record: usize,
+    words: *const i32,
+}
+
+impl<'a> Rows<'a> {
+    #[inline(always)]
+    fn new(tile: &'a Tile) -> Self {
+        Self {
+            more: &tile.more,
+            record: 0,
+            words: tile.words.as_ptr(),
+        }
+    }
+
+    /// Adds the next record, of this group of weights; whether another one of it follows.
+    #[inline(always)]
+    unsafe fn next<V: Simd, G: Group<V>, const F: u8, const M: usize>(
+        &mut self,
+        group: &[G; PANELS],
+        sums: &mut [[V::F32; PANELS]; M],
+    ) -> bool {
+        // SAFETY: a tile has a record for every group, and one more where the flag of the record before says so.
+        unsafe {
+            add_group::<V, G, F, M>(group, self.words, sums);
+            self.words = self.words.add(ROW_WORDS * M);
+            self.record += 1;
+            *self.more.get_unchecked(self.record - 1)
+        }
     }
 }
 
 /// Scales of the eight rows that hold for a whole block.
+#[derive(Clone, Copy)]
 struct Header<V: Simd> {
     d: V::F32,
     /// Negative, as it is subtracted.
@@ -172,7 +297,7 @@ struct Header<V: Simd> {
 impl<V: Simd> Header<V> {
     #[inline(always)]
     unsafe fn load<const F: u8>(p: *const u8) -> Self {
-        let bytes = const { Format::ALL[F as usize].header_bytes() };
+        let bytes = const { format_of(F).header_bytes() };
         // SAFETY: the header has 0, 16 or 32 bytes.
         unsafe {
             let zero = V::splat(0.0);
@@ -188,24 +313,208 @@ impl<V: Simd> Header<V> {
     }
 }
 
-/// Integer dot products of a record with `M` rows: times the 16-feature scales where the format has them.
-#[inline(always)]
-unsafe fn dots<V: Simd, const F: u8, const M: usize>(
+/// What the integer sums of a group are multiplied with, per row of a panel. What a scheme does not have is zero.
+#[derive(Clone, Copy)]
+struct Factors<V: Simd> {
+    /// Times the activation scale times the dot product.
+    scale: V::F32,
+    /// Times the activations' scaled sum, or with `mins` times the activation scale.
+    min: V::F32,
+    /// Integer scales of the first and the second 16 features, in both halves of a lane.
+    halves: [V::I32; 2],
+    /// Integer mins of the first and the second 16 features, as two i16.
+    mins: V::I32,
+}
+
+/// A record of a panel.
+trait Group<V: Simd> {
+    /// Chunk `c` as unsigned codes, or as signed bytes in the formats that have those.
+    unsafe fn chunk(&self, c: usize) -> V::Bytes;
+    unsafe fn factors(&self) -> Factors<V>;
+}
+
+struct PackedGroup<V: Simd, const F: u8> {
     record: *const u8,
-    scales: *const u8,
-    values: *const i8,
-) -> [V::I32; M] {
-    let format = const { Format::ALL[F as usize] };
-    let step = const { chunks_per_acc(format_of(F)) };
-    // SAFETY: chunk c of row m lies at `(c M + m) * 4` of the group's values.
+    header: Header<V>,
+}
+
+impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
+    #[inline(always)]
+    unsafe fn chunk(&self, c: usize) -> V::Bytes {
+        // SAFETY: the caller's duty.
+        unsafe { chunk::<V, F>(self.record, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors(&self) -> Factors<V> {
+        // SAFETY: the record's scales have `scale_bytes`.
+        unsafe {
+            let scales = self.record.add(const { format_of(F).code_bytes() });
+            let mut factors = Factors {
+                scale: self.header.d,
+                min: self.header.neg_dmin,
+                halves: [V::splat_i32(0); 2],
+                mins: V::splat_i32(0),
+            };
+            match const { format_of(F).scheme() } {
+                Scheme::Scale { .. } => factors.scale = V::load_f16(scales),
+                Scheme::ScaleMin => {
+                    factors.scale = V::load_f16(scales);
+                    factors.min = V::load_f16(scales.add(16));
+                }
+                Scheme::KScaleMin => {
+                    let float = |p| V::to_f32(V::load_u8_i32(p));
+                    factors.scale = V::mul(self.header.d, float(scales));
+                    factors.min = V::mul(self.header.neg_dmin, float(scales.add(8)));
+                }
+                Scheme::KScale16 { .. } => {
+                    let pairs = V::load_i8_i16(scales);
+                    factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
+                }
+                Scheme::KScaleMin16 => {
+                    let pairs = V::load_i8_i16(scales);
+                    factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
+                    factors.mins = V::load_i8_i16(scales.add(16));
+                }
+            }
+            factors
+        }
+    }
+}
+
+/// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has.
+struct ExpandedGroup<const F: u8> {
+    record: *const u8,
+}
+
+impl<V: Simd, const F: u8> Group<V> for ExpandedGroup<F> {
+    #[inline(always)]
+    unsafe fn chunk(&self, c: usize) -> V::Bytes {
+        // SAFETY: eight vectors of codes.
+        unsafe { V::load_bytes(self.record.add(c * VECTOR)) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors(&self) -> Factors<V> {
+        let has = |vector: usize| vector < const { format_of(F).factor_vectors() };
+        // SAFETY: the record ends with `factor_vectors` vectors.
+        unsafe {
+            let p = self.record.add(CHUNKS * VECTOR);
+            let float = |i: usize| {
+                if has(i) {
+                    V::load(p.add(i * VECTOR).cast())
+                } else {
+                    V::splat(0.0)
+                }
+            };
+            let int = |i: usize| {
+                if has(i) {
+                    V::load_i32(p.add(i * VECTOR).cast())
+                } else {
+                    V::splat_i32(0)
+                }
+            };
+            Factors {
+                scale: float(0),
+                min: float(1),
+                halves: [int(2), int(3)],
+                mins: int(4),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn expand_body<V: Simd, const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) {
+    let format = const { format_of(F) };
+    // SAFETY: the caller has checked the sizes of both buffers.
     unsafe {
-        let mut totals = [V::splat_i32(0); M];
+        let (mut record, mut out) = (panel, out);
+        for _ in 0..blocks {
+            let header = Header::<V>::load::<F>(record);
+            record = record.add(format.header_bytes());
+            for _ in 0..format.groups_per_block() {
+                let group = PackedGroup::<V, F> { record, header };
+                for c in 0..CHUNKS {
+                    V::store_bytes(out.add(c * VECTOR), group.chunk(c));
+                }
+                let factors = group.factors();
+                let (p, count) = (
+                    out.add(CHUNKS * VECTOR),
+                    const { format_of(F).factor_vectors() },
+                );
+                V::store(p.cast(), factors.scale);
+                if count > 1 {
+                    V::store(p.add(VECTOR).cast(), factors.min);
+                }
+                if count > 2 {
+                    V::store_i32(p.add(2 * VECTOR).cast(), factors.halves[0]);
+                    V::store_i32(p.add(3 * VECTOR).cast(), factors.halves[1]);
+                }
+                if count > 4 {
+                    V::store_i32(p.add(4 * VECTOR).cast(), factors.mins);
+                }
+                record = record.add(format.code_bytes() + format.scale_bytes());
+                out = out.add(format.expanded_bytes());
+            }
+        }
+    }
+}
+
+/// Adds one group of two panels to the chains of `M` rows.
+#[inline(always)]
+unsafe fn add_group<V: Simd, G: Group<V>, const F: u8, const M: usize>(
+    group: &[G; PANELS],
+    x: *const i32,
+    sums: &mut [[V::F32; PANELS]; M],
+) {
+    // SAFETY: `x` has the words of `M` rows; the groups are the caller's duty.
+    unsafe {
+        let factors = [group[0].factors(), group[1].factors()];
+        let dots = dots::<V, G, F, M>(group, &factors, x);
+        let splat = |kind: usize, m: usize| V::splat(x.add(kind * M + m).cast::<f32>().read());
+        for m in 0..M {
+            let scale = splat(word::SCALE, m);
+            for p in 0..PANELS {
+                let f = &factors[p];
+                let sum = &mut sums[m][p];
+                *sum = V::fma(V::mul(f.scale, scale), V::to_f32(dots[m][p]), *sum);
+                match const { format_of(F).scheme() } {
+                    Scheme::Scale { .. } | Scheme::KScale16 { .. } => {}
+                    Scheme::ScaleMin | Scheme::KScaleMin => {
+                        *sum = V::fma(f.min, splat(word::SCALED_SUM, m), *sum);
+                    }
+                    Scheme::KScaleMin16 => {
+                        let halves = V::splat_i32(x.add(word::HALF_SUMS * M + m).read());
+                        let min = V::to_f32(V::madd_i16(f.mins, halves));
+                        *sum = V::fma(V::mul(f.min, scale), min, *sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Integer dot products of a group with `M` rows, zero point subtracted: times the 16-feature scales where the format has them.
+#[inline(always)]
+unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
+    group: &[G; PANELS],
+    factors: &[Factors<V>; PANELS],
+    x: *const i32,
+) -> [[V::I32; PANELS]; M] {
+    let format = const { format_of(F) };
+    let step = const { chunks_per_acc(format_of(F)) };
+    // SAFETY: the words of chunk c lie at `c M`.
+    unsafe {
+        let mut totals = [[V::splat_i32(0); PANELS]; M];
         if matches!(format.codes(), Codes::Bytes | Codes::Table) {
             for c in 0..CHUNKS {
-                let weights = signed_chunk::<V, F>(record, c);
+                let weights = [group[0].chunk(c), group[1].chunk(c)];
                 for m in 0..M {
-                    totals[m] =
-                        V::dot_i8(totals[m], weights, V::splat4(values.add((c * M + m) * 4)));
+                    let four = V::splat4(x.add(c * M + m).cast());
+                    for p in 0..PANELS {
+                        totals[m][p] = V::dot_i8(totals[m][p], weights[p], four);
+                    }
                 }
             }
             return totals;
@@ -215,26 +524,32 @@ unsafe fn dots<V: Simd, const F: u8, const M: usize>(
             Scheme::KScale16 { .. } | Scheme::KScaleMin16
         );
         for part in 0..CHUNKS / step {
-            let mut accs = [V::acc_zero(); M];
+            let mut accs: [[V::Acc; PANELS]; M] =
+                std::array::from_fn(|m| [start::<V, F, M>(x, part * step, m); PANELS]);
             for c in part * step..(part + 1) * step {
-                let weights = chunk::<V, F>(record, c);
+                let weights = [group[0].chunk(c), group[1].chunk(c)];
                 for m in 0..M {
-                    accs[m] = V::acc_add(accs[m], weights, V::splat4(values.add((c * M + m) * 4)));
+                    let four = V::splat4(x.add(c * M + m).cast());
+                    for p in 0..PANELS {
+                        accs[m][p] = V::acc_add(accs[m][p], weights[p], four);
+                    }
                 }
             }
-            if by_half {
-                let pairs = V::load_i8_i16(scales);
-                let factor = if part * step < CHUNKS / 2 {
-                    V::dup_lo16(pairs)
-                } else {
-                    V::dup_hi16(pairs)
-                };
-                for m in 0..M {
-                    totals[m] = V::add_i32(totals[m], V::acc_widen_scaled(accs[m], factor));
-                }
-            } else {
-                for m in 0..M {
-                    totals[m] = V::add_i32(totals[m], V::acc_widen(accs[m]));
+            for m in 0..M {
+                for p in 0..PANELS {
+                    let sum = if by_half {
+                        V::acc_widen_scaled(
+                            accs[m][p],
+                            factors[p].halves[part * step / (CHUNKS / 2)],
+                        )
+                    } else {
+                        V::acc_widen(accs[m][p])
+                    };
+                    totals[m][p] = if part == 0 {
+                        sum
+                    } else {
+                        V::add_i32(totals[m][p], sum)
+                    };
                 }
             }
         }
@@ -242,90 +557,30 @@ unsafe fn dots<V: Simd, const F: u8, const M: usize>(
     }
 }
 
-const fn format_of(number: u8) -> Format {
-    Format::ALL[number as usize]
-}
-
-/// Adds a record's share to the chains, as its scheme says.
+/// What an accumulator starts with at chunk `c`: minus the zero point times the activations it belongs to, where that begins.
+///
+/// Sums of products with recentred codes stay within 16 bits, and what wraps on the way comes back.
 #[inline(always)]
-unsafe fn accumulate<V: Simd, const F: u8, const M: usize>(
-    header: &Header<V>,
-    scales: *const u8,
-    dots: &[V::I32; M],
-    groups: &Groups,
-    at: usize,
-    sums: &mut [V::F32; M],
-) {
-    // SAFETY: `at + m` is inside the tile's per-group arrays; the record's scales have `scale_bytes`.
+unsafe fn start<V: Simd, const F: u8, const M: usize>(x: *const i32, c: usize, m: usize) -> V::Acc {
+    // SAFETY: the words of `M` rows.
     unsafe {
-        let x_scale = |m: usize| V::splat(*groups.scales.get_unchecked(at + m));
-        let x_sum = |m: usize| V::splat(*groups.scaled_sums.get_unchecked(at + m));
-        let halves = |m: usize| V::splat_i32(*groups.half_sums.get_unchecked(at + m));
+        let all = x.add(word::NEG_PAIRS * M + m);
+        let half = x.add((word::NEG_PAIRS_HALVES + c / (CHUNKS / 2)) * M + m);
         match const { format_of(F).scheme() } {
-            Scheme::Scale { zero_log2 } => {
-                let d = V::load_f16(scales);
-                for m in 0..M {
-                    let dot = match zero_log2 {
-                        None => dots[m],
-                        Some(_) => {
-                            let sum = V::splat_i32(*groups.sums.get_unchecked(at + m));
-                            V::sub_i32(dots[m], shift_zero::<V, F>(sum))
-                        }
-                    };
-                    sums[m] = V::fma(V::mul(d, x_scale(m)), V::to_f32(dot), sums[m]);
-                }
+            Scheme::Scale { zero_log2: Some(3) } if c == 0 => V::acc_start::<0>(all),
+            Scheme::Scale { zero_log2: Some(4) } if c == 0 => V::acc_start::<1>(all),
+            Scheme::KScale16 { zero_log2: 5 } if c.is_multiple_of(CHUNKS / 2) => {
+                V::acc_start::<5>(half)
             }
-            Scheme::ScaleMin => {
-                let (d, min) = (V::load_f16(scales), V::load_f16(scales.add(16)));
-                for m in 0..M {
-                    sums[m] = V::fma(V::mul(d, x_scale(m)), V::to_f32(dots[m]), sums[m]);
-                    sums[m] = V::fma(min, x_sum(m), sums[m]);
-                }
+            Scheme::KScale16 { zero_log2: 2 } if c.is_multiple_of(CHUNKS / 2) => {
+                V::acc_start::<2>(half)
             }
-            Scheme::KScaleMin => {
-                let d = V::mul(header.d, V::to_f32(V::load_u8_i32(scales)));
-                let min = V::mul(header.neg_dmin, V::to_f32(V::load_u8_i32(scales.add(8))));
-                for m in 0..M {
-                    sums[m] = V::fma(V::mul(d, x_scale(m)), V::to_f32(dots[m]), sums[m]);
-                    sums[m] = V::fma(min, x_sum(m), sums[m]);
-                }
-            }
-            Scheme::KScale16 { .. } => {
-                let pairs = V::load_i8_i16(scales);
-                for m in 0..M {
-                    let zero = shift_zero::<V, F>(V::madd_i16(pairs, halves(m)));
-                    let dot = V::sub_i32(dots[m], zero);
-                    sums[m] = V::fma(V::mul(header.d, x_scale(m)), V::to_f32(dot), sums[m]);
-                }
-            }
-            Scheme::KScaleMin16 => {
-                let mins = V::load_i8_i16(scales.add(16));
-                for m in 0..M {
-                    let min = V::to_f32(V::madd_i16(mins, halves(m)));
-                    sums[m] = V::fma(V::mul(header.d, x_scale(m)), V::to_f32(dots[m]), sums[m]);
-                    sums[m] = V::fma(V::mul(header.neg_dmin, x_scale(m)), min, sums[m]);
-                }
-            }
+            _ => V::acc_zero(),
         }
     }
 }
 
-/// The sum times the format's zero point, a power of two.
-#[inline(always)]
-unsafe fn shift_zero<V: Simd, const F: u8>(sum: V::I32) -> V::I32 {
-    // SAFETY: no memory is touched.
-    unsafe {
-        match const { format_of(F).scheme() } {
-            Scheme::Scale { zero_log2: Some(3) } => V::shl_i32::<3>(sum),
-            Scheme::Scale { zero_log2: Some(4) } => V::shl_i32::<4>(sum),
-            Scheme::KScale16 { zero_log2: 5 } => V::shl_i32::<5>(sum),
-            Scheme::KScale16 { zero_log2: 2 } => V::shl_i32::<2>(sum),
-            _ => unreachable!(),
-        }
-    }
-}
-
-/// Chunk `c` of a record as unsigned codes.
+/// Chunk `c` of a record: unsigned codes, or signed bytes in the formats that have those.
 #[inline(always)]
 unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
     // SAFETY: planes lie inside the record.
@@ -341,24 +596,12 @@ unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
                 pairs_to_4::<V>(V::load_bytes(record.add(128 + c % 2 * VECTOR)), c / 2),
             ),
             Codes::PairsBits => V::or(
-                pairs_to_0::<V>(record, c),
+                pairs::<V>(record, c),
                 bits_to_2::<V>(V::load_bytes(record.add(64)), c),
             ),
-            Codes::Pairs => pairs_to_0::<V>(record, c),
-            Codes::Bytes | Codes::Table => unreachable!(),
-        }
-    }
-}
-
-/// Chunk `c` of a record as signed bytes.
-#[inline(always)]
-unsafe fn signed_chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
-    // SAFETY: planes lie inside the record; nibbles are below 16.
-    unsafe {
-        match const { format_of(F).codes() } {
+            Codes::Pairs => pairs::<V>(record, c),
             Codes::Bytes => V::load_bytes(record.add(c * VECTOR)),
             Codes::Table => V::lookup16(IQ4_NL_VALUES.as_ptr(), nibbles::<V>(record, c)),
-            _ => unreachable!(),
         }
     }
 }
@@ -368,80 +611,19 @@ unsafe fn nibbles<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
     // SAFETY: four vectors of nibbles.
     unsafe {
         let plane = V::load_bytes(planes.add(c % 4 * VECTOR));
-        V::and(
-            if c < 4 { plane } else { V::shr16::<4>(plane) },
-            V::splat_u8(0x0f),
-        )
+        if c < 4 {
+            low_nibbles::<V>(plane)
+        } else {
+            high_nibbles::<V>(plane)
+        }
     }
 }
 
-/// Bit pair `t` of every byte, at bit 0, of chunk `c`.
+/// Bit pairs of chunk `c`, at bit 0.
 #[inline(always)]
-unsafe fn pairs_to_0<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
+unsafe fn pairs<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
     // SAFETY: two vectors of pairs.
-    unsafe {
-        let plane = V::load_bytes(planes.add(c % 2 * VECTOR));
-        let shifted = match c / 2 {
-            0 => plane,
-            1 => V::shr16::<2>(plane),
-            2 => V::shr16::<4>(plane),
-            _ => V::shr16::<6>(plane),
-        };
-        V::and(shifted, V::splat_u8(0x03))
-    }
-}
-
-/// Bit pair `t` of every byte, moved to bit 4.
-#[inline(always)]
-unsafe fn pairs_to_4<V: Simd>(plane: V::Bytes, t: usize) -> V::Bytes {
-    // SAFETY: no memory is touched.
-    unsafe {
-        let shifted = match t {
-            0 => V::shl16::<4>(plane),
-            1 => V::shl16::<2>(plane),
-            2 => plane,
-            _ => V::shr16::<2>(plane),
-        };
-        V::and(shifted, V::splat_u8(0x30))
-    }
-}
-
-/// Bit `t` of every byte, moved to bit 4.
-#[inline(always)]
-unsafe fn bits_to_4<V: Simd>(plane: V::Bytes, t: usize) -> V::Bytes {
-    // SAFETY: no memory is touched.
-    unsafe {
-        let shifted = match t {
-            0 => V::shl16::<4>(plane),
-            1 => V::shl16::<3>(plane),
-            2 => V::shl16::<2>(plane),
-            3 => V::shl16::<1>(plane),
-            4 => plane,
-            5 => V::shr16::<1>(plane),
-            6 => V::shr16::<2>(plane),
-            _ => V::shr16::<3>(plane),
-        };
-        V::and(shifted, V::splat_u8(0x10))
-    }
-}
-
-/// Bit `t` of every byte, moved to bit 2.
-#[inline(always)]
-unsafe fn bits_to_2<V: Simd>(plane: V::Bytes, t: usize) -> V::Bytes {
-    // SAFETY: no memory is touched.
-    unsafe {
-        let shifted = match t {
-            0 => V::shl16::<2>(plane),
-            1 => V::shl16::<1>(plane),
-            2 => plane,
-            3 => V::shr16::<1>(plane),
-            4 => V::shr16::<2>(plane),
-            5 => V::shr16::<3>(plane),
-            6 => V::shr16::<4>(plane),
-            _ => V::shr16::<5>(plane),
-        };
-        V::and(shifted, V::splat_u8(0x04))
-    }
+    unsafe { pairs_to_0::<V>(V::load_bytes(planes.add(c % 2 * VECTOR)), c / 2) }
 }
 
 const _: () = assert!(PANEL_ROWS == LANES);

@@ -177,6 +177,21 @@ impl Format {
         }
     }
 
+    /// Vectors of factors in an expanded record (`cpu.rs`).
+    pub(super) const fn factor_vectors(self) -> usize {
+        match self.scheme() {
+            Scheme::Scale { .. } => 1,
+            Scheme::ScaleMin | Scheme::KScaleMin => 2,
+            Scheme::KScale16 { .. } => 4,
+            Scheme::KScaleMin16 => 5,
+        }
+    }
+
+    /// Bytes of an expanded record: eight chunks of whole bytes, then factors.
+    pub(super) const fn expanded_bytes(self) -> usize {
+        32 * (8 + self.factor_vectors())
+    }
+
     /// Bytes of one block of a panel.
     pub(super) const fn block_bytes(self) -> usize {
         self.header_bytes() + self.groups_per_block() * (self.code_bytes() + self.scale_bytes())
@@ -188,18 +203,5 @@ impl Format {
         cols.is_multiple_of(features)
             .then(|| cols / features)
             .and_then(|blocks| blocks.checked_mul(self.block_bytes()))
-    }
-}
-
-/// Where the half-precision scales lie in a block of the file.
-#[cfg(test)]
-pub(super) fn half_offsets(encoding: Encoding) -> &'static [usize] {
-    match encoding {
-        Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => &[0],
-        Encoding::Q4_1 | Encoding::Q5_1 | Encoding::Q4K | Encoding::Q5K => &[0, 2],
-        Encoding::Q2K => &[80, 82],
-        Encoding::Q3K => &[108],
-        Encoding::Q6K => &[208],
-        _ => &[],
     }
 }

@@ -8,13 +8,16 @@
 //! Weights are copied once, at load, into an interleaved layout (`layout.rs`): eight rows side by side, so that one
 //! vector lane is one output and nothing ever crosses lanes. A format is a *code width* and a *scale scheme*; the
 //! microkernel (`cpu.rs`) is generic over both, over the rows of activations it takes at once, and over the vector type.
+//! `tiles.rs` walks it over a matrix.
 
 mod activations;
+mod bits;
 mod cpu;
 mod layout;
 #[cfg(test)]
 mod oracle;
 mod pack;
+mod tiles;
 
 use std::fmt;
 
@@ -58,7 +61,7 @@ impl QMatrix {
     pub fn packed_bytes(encoding: Encoding, rows: usize, cols: usize) -> Option<usize> {
         Format::of(encoding)?
             .panel_bytes(cols)?
-            .checked_mul(rows.div_ceil(PANEL_ROWS))
+            .checked_mul(num_panels(rows))
     }
 
     /// Copies `raw` into the interleaved layout, on all threads, and lets the pages of the file go.
@@ -80,7 +83,7 @@ impl QMatrix {
                 encoding.name()
             ))
         })?;
-        let num_panels = raw.rows().div_ceil(PANEL_ROWS);
+        let num_panels = num_panels(raw.rows());
         let mut packed = Buffer::zeroed(panel_bytes * num_panels);
         let out = Disjoint::new(&mut packed);
         ctx.pool().run(num_panels, |panel| {
@@ -119,17 +122,24 @@ impl QMatrix {
         self.packed.len()
     }
 
-    fn num_panels(&self) -> usize {
-        self.rows.div_ceil(PANEL_ROWS)
+    fn num_pairs(&self) -> usize {
+        self.rows.div_ceil(PAIR_ROWS)
     }
 
     fn panel_bytes(&self) -> usize {
-        self.packed.len() / self.num_panels().max(1)
+        self.packed.len() / num_panels(self.rows).max(1)
     }
 }
 
-/// Bytes of packed weights that one task multiplies: they stay in the second-level cache while all tiles of activations
-/// pass over them.
+/// Rows of the two panels that the microkernel takes at once.
+const PAIR_ROWS: usize = cpu::PANELS * PANEL_ROWS;
+
+/// Panels of a matrix: whole pairs, the last rows of the last one may be padding.
+fn num_panels(rows: usize) -> usize {
+    rows.div_ceil(PAIR_ROWS) * cpu::PANELS
+}
+
+/// Bytes of packed weights of one task: enough that claiming it costs nothing, few enough that the threads end together.
 const TASK_BYTES: usize = 96 * 1024;
 
 /// `x Wᵀ` for several matrices that share their input (q, k and v; gate and up), in one parallel section.
@@ -153,18 +163,24 @@ pub fn qmatmul(ctx: &Context, x: &QuantRows, matrices: &[&QMatrix]) -> Vec<Tenso
             "activations of {} columns times {w:?}",
             x.cols()
         );
-        let by_cache = TASK_BYTES / w.panel_bytes().max(1);
-        let by_balance = w.num_panels() / (threads * 4);
-        let step = by_cache.min(by_balance).max(1);
+        let by_size = TASK_BYTES / (cpu::PANELS * w.panel_bytes()).max(1);
+        let by_balance = w.num_pairs() / (threads * 4);
+        let step = by_size.min(by_balance).max(1);
         tasks.extend(
-            (0..w.num_panels())
+            (0..w.num_pairs())
                 .step_by(step)
-                .map(|first| (index, first, step.min(w.num_panels() - first))),
+                .map(|first| (index, first, step.min(w.num_pairs() - first))),
         );
     }
     ctx.pool().run(tasks.len(), |task| {
         let (index, first, count) = tasks[task];
-        cpu::panels(ctx.level(), x, matrices[index], first, count, &outs[index]);
+        tiles::multiply(
+            ctx.level(),
+            x,
+            matrices[index],
+            first..first + count,
+            &outs[index],
+        );
     });
     drop(outs);
     results
@@ -175,34 +191,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::ops::cases::{PACKED as ENCODINGS, PACKED_SHAPES, half_offsets, random_matrix};
     use crate::ops::testing::{bits, contexts, random};
-
-    /// Random blocks with sane scales: payload bytes are anything, half-precision scales are small.
-    pub(super) fn random_matrix(
-        encoding: Encoding,
-        rows: usize,
-        cols: usize,
-        seed: u64,
-    ) -> RawMatrix {
-        let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
-        let mut bytes: Vec<u8> = (0..encoding.row_bytes(cols).unwrap() * rows)
-            .map(|_| (next() >> 32) as u8)
-            .collect();
-        for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
-            for &at in layout::half_offsets(encoding) {
-                let scale =
-                    half::f16::from_f32(((next() >> 40) as f32 / 16_777_216.0 - 0.4) * 0.01);
-                block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-            }
-        }
-        RawMatrix::new(rows, cols, encoding, Arc::new(bytes)).unwrap()
-    }
 
     /// Activations with groups far above the rest, different ones in every row, so that some are refined.
     fn uneven(seed: u64, rows: usize, cols: usize) -> Vec<f32> {
@@ -215,32 +205,10 @@ mod tests {
         x
     }
 
-    pub(super) const ENCODINGS: [Encoding; 11] = [
-        Encoding::Q4_0,
-        Encoding::Q4_1,
-        Encoding::Q5_0,
-        Encoding::Q5_1,
-        Encoding::Q8_0,
-        Encoding::IQ4NL,
-        Encoding::Q2K,
-        Encoding::Q3K,
-        Encoding::Q4K,
-        Encoding::Q5K,
-        Encoding::Q6K,
-    ];
-
     #[test]
     fn every_format_has_the_bits_of_the_oracle_for_any_rows_level_and_thread_count() {
         for encoding in ENCODINGS {
-            for (m, n, k) in [
-                (1, 8, 256),
-                (1, 19, 512),
-                (2, 9, 256),
-                (3, 8, 256),
-                (5, 24, 256),
-                (8, 16, 512),
-                (21, 33, 256),
-            ] {
+            for (m, n, k) in PACKED_SHAPES {
                 let raw = random_matrix(encoding, n, k, 3);
                 let x = uneven(5, m, k);
                 let expected = oracle::qmatmul(&x, m, &raw);
@@ -264,13 +232,16 @@ mod tests {
             for fill in [0x00_u8, 0xff, 0x7f, 0x80] {
                 let mut bytes = vec![fill; encoding.row_bytes(256).unwrap() * 8];
                 for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
-                    for &at in layout::half_offsets(encoding) {
+                    for &at in half_offsets(encoding) {
                         block[at..at + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes());
                     }
                 }
                 let raw = RawMatrix::new(8, 256, encoding, Arc::new(bytes)).unwrap();
-                for sign in [1.0, -1.0] {
-                    let x = vec![sign; 8 * 256];
+                // Signs that change with every run of so many features.
+                for run in [1, 2, 4, 8, 16, 256] {
+                    let sign = |i: usize| if i / run % 2 == 0 { 1.0 } else { -1.0 };
+                    let mut x: Vec<f32> = (0..8 * 256).map(sign).collect();
+                    x[7 * 256..].fill(-1.0);
                     let expected = oracle::qmatmul(&x, 8, &raw);
                     for ctx in contexts() {
                         let w = QMatrix::pack(&ctx, &raw).unwrap();
@@ -279,7 +250,7 @@ mod tests {
                         assert_eq!(
                             bits(y.as_slice()),
                             bits(&expected),
-                            "{encoding:?} {fill:#x} {sign}"
+                            "{encoding:?} {fill:#x} {run}"
                         );
                     }
                 }

@@ -1,33 +1,19 @@
 //! From a file's rows to a panel of the interleaved layout.
 //!
-//! Plain byte loops, compiled once per instruction set: fixed trip counts over small arrays are what a compiler
-//! turns into vector code.
+//! Each row gives the 32 codes of a group as one vector of bytes; the vectors of eight rows are transposed into chunks,
+//! and chunks are stored as bit planes.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "an index stands for a place in several arrays at once"
-)]
 
 use super::GROUP;
+use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
 use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::matmul::RawMatrix;
 use crate::ops::simd::{Simd, simd_kernel};
-use crate::quant::layout::{self as block, k_scale_min, q3_k_scales};
+use crate::quant::layout::{self as block, k_scales_mins, q3_k_scales};
 
-/// Codes and scales of one block of one row.
-struct Unpacked {
-    /// Unsigned codes (signed bytes for Q8_0), one per element.
-    codes: [u8; 256],
-    /// `d`, or zero.
-    d: [u8; 2],
-    /// `m` or `dmin`, or zero.
-    min: [u8; 2],
-    /// Scales per 16 or 32 elements, as the scheme wants.
-    scales: [u8; 16],
-    /// Mins per 16 or 32 elements.
-    mins: [u8; 16],
-}
+/// Bytes of a vector, and of a chunk.
+const VECTOR: usize = 32;
 
 /// Packs rows `first..first + 8` of `raw` (rows past its end are zero) into `out`.
 pub(super) fn pack_panel(
@@ -37,301 +23,283 @@ pub(super) fn pack_panel(
     first: usize,
     out: &mut [u8],
 ) {
-    // SAFETY: the level was detected on this CPU; the body is safe code.
-    unsafe { kernel(level, format, raw, first, out) }
+    let blocks = out.len() / format.block_bytes();
+    let file_block = raw.encoding().block_bytes();
+    // What the kernel reads and writes through pointers, checked once.
+    assert!(Format::of(raw.encoding()) == Some(format));
+    assert!(out.len() == blocks * format.block_bytes());
+    let empty = vec![
+        0;
+        if raw.rows() < first + PANEL_ROWS {
+            blocks * file_block
+        } else {
+            0
+        }
+    ];
+    let rows: [&[u8]; PANEL_ROWS] = std::array::from_fn(|i| {
+        if first + i < raw.rows() {
+            raw.row(first + i)
+        } else {
+            &empty[..]
+        }
+    });
+    assert!(rows.iter().all(|row| row.len() == blocks * file_block));
+    let rows = rows.map(<[u8]>::as_ptr);
+    let out = out.as_mut_ptr();
+    macro_rules! call {
+        ($format:expr) => {
+            kernel::<{ $format as u8 }>(level, rows, file_block, blocks, out)
+        };
+    }
+    // SAFETY: every row has `blocks` blocks of the file, and `out` as many of the panel.
+    unsafe { super::cpu::by_format!(format, call) }
 }
 
 simd_kernel! {
-    /// Packs a panel.
-    unsafe fn kernel(format: Format, raw: &RawMatrix, first: usize, out: &mut [u8]) = kernel_body
+    /// Packs `blocks` blocks of eight rows.
+    unsafe fn kernel<const F: u8>(rows: [*const u8; PANEL_ROWS], file_block: usize, blocks: usize, out: *mut u8) = kernel_body
 }
 
 #[inline(always)]
-#[allow(
-    clippy::extra_unused_type_parameters,
-    reason = "the compiler finds the instructions itself"
-)]
-unsafe fn kernel_body<V: Simd>(format: Format, raw: &RawMatrix, first: usize, out: &mut [u8]) {
-    let file_block = raw.encoding().block_bytes();
-    let mut unpacked: [Unpacked; PANEL_ROWS] = std::array::from_fn(|_| Unpacked {
-        codes: [0; 256],
-        d: [0; 2],
-        min: [0; 2],
-        scales: [0; 16],
-        mins: [0; 16],
-    });
-    let mut rows: [&[u8]; PANEL_ROWS] = [&[]; PANEL_ROWS];
-    let count = raw.rows().min(first + PANEL_ROWS) - first;
-    for (i, row) in rows[..count].iter_mut().enumerate() {
-        *row = raw.row(first + i);
-    }
-    for (index, out) in out.chunks_exact_mut(format.block_bytes()).enumerate() {
-        for (unpacked, row) in unpacked.iter_mut().zip(&rows[..count]) {
-            let block = &row[index * file_block..(index + 1) * file_block];
-            unpack(format, block, unpacked);
+unsafe fn kernel_body<V: Simd, const F: u8>(
+    rows: [*const u8; PANEL_ROWS],
+    file_block: usize,
+    blocks: usize,
+    out: *mut u8,
+) {
+    let format = const { Format::ALL[F as usize] };
+    // SAFETY: the caller has checked how many blocks there are on both sides.
+    unsafe {
+        let mut out = out;
+        for index in 0..blocks {
+            let blocks = rows.map(|row| row.add(index * file_block));
+            for (row, block) in blocks.iter().enumerate() {
+                write_scales::<F>(*block, row, out);
+            }
+            let mut record = out.add(format.header_bytes());
+            for group in 0..format.groups_per_block() {
+                let codes = blocks.map(|block| row_codes::<V, F>(block, group));
+                write_codes::<V, F>(&V::transpose8(codes), record);
+                record = record.add(format.code_bytes() + format.scale_bytes());
+            }
+            out = record;
         }
-        write_block(format, &unpacked, out);
     }
 }
 
+/// The 32 codes of a group, one per byte.
 #[inline(always)]
-fn write_block(format: Format, rows: &[Unpacked; PANEL_ROWS], out: &mut [u8]) {
-    let (header, records) = out.split_at_mut(format.header_bytes());
-    for (kind, header) in header.chunks_exact_mut(16).enumerate() {
-        write_halves(rows, kind, header);
+unsafe fn row_codes<V: Simd, const F: u8>(b: *const u8, group: usize) -> V::Bytes {
+    // SAFETY: the parts of a block lie inside it.
+    unsafe {
+        let load = |at: usize| V::load_bytes(b.add(at));
+        match const { Format::ALL[F as usize] } {
+            Format::Q4_0 | Format::IQ4_NL => V::load_nibbles(b.add(block::q4_0::QS)),
+            Format::Q4_1 => V::load_nibbles(b.add(block::q4_1::QS)),
+            Format::Q5_0 => V::or(
+                V::load_nibbles(b.add(block::q5_0::QS)),
+                V::load_bits(b.add(block::q5_0::QH), 0x10),
+            ),
+            Format::Q5_1 => V::or(
+                V::load_nibbles(b.add(block::q5_1::QS)),
+                V::load_bits(b.add(block::q5_1::QH), 0x10),
+            ),
+            Format::Q8_0 => load(block::q8_0::QS),
+            Format::Q4_K => k_nibbles::<V>(load(block::q4_k::QS + group / 2 * VECTOR), group),
+            Format::Q5_K => V::or(
+                k_nibbles::<V>(load(block::q5_k::QS + group / 2 * VECTOR), group),
+                bits_to_4::<V>(load(block::q5_k::QH), group),
+            ),
+            Format::Q6_K => {
+                let (half, part) = (group / 4, group % 4);
+                let low = load(block::q6_k::QL + (2 * half + part % 2) * VECTOR);
+                V::or(
+                    k_nibbles::<V>(low, part / 2),
+                    pairs_to_4::<V>(load(block::q6_k::QH + half * VECTOR), part),
+                )
+            }
+            Format::Q3_K => V::or(
+                pairs_to_0::<V>(load(block::q3_k::QS + group / 4 * VECTOR), group % 4),
+                bits_to_2::<V>(load(block::q3_k::HMASK), group),
+            ),
+            Format::Q2_K => pairs_to_0::<V>(load(block::q2_k::QS + group / 4 * VECTOR), group % 4),
+        }
     }
-    let (code_bytes, scale_bytes) = (format.code_bytes(), format.scale_bytes());
-    for (g, record) in records
-        .chunks_exact_mut(code_bytes + scale_bytes)
-        .enumerate()
-    {
-        let (codes, scales) = record.split_at_mut(code_bytes);
-        write_codes(format.codes(), &chunks(rows, g), codes);
-        match format.scheme() {
-            Scheme::Scale { .. } => write_halves(rows, 0, scales),
+}
+
+/// Low nibbles for an even group, high ones for an odd one.
+#[inline(always)]
+unsafe fn k_nibbles<V: Simd>(bytes: V::Bytes, group: usize) -> V::Bytes {
+    // SAFETY: no memory is touched.
+    unsafe {
+        if group.is_multiple_of(2) {
+            low_nibbles::<V>(bytes)
+        } else {
+            high_nibbles::<V>(bytes)
+        }
+    }
+}
+
+/// Eight chunks as the bit planes of the format.
+#[inline(always)]
+unsafe fn write_codes<V: Simd, const F: u8>(chunks: &[V::Bytes; 8], out: *mut u8) {
+    // SAFETY: a record has `code_bytes` of planes.
+    unsafe {
+        match const { Format::ALL[F as usize].codes() } {
+            Codes::Nibbles | Codes::Table => write_nibbles::<V>(chunks, out),
+            Codes::NibblesBits => {
+                write_nibbles::<V>(chunks, out);
+                write_bits::<V, 4>(chunks, out.add(4 * VECTOR));
+            }
+            Codes::NibblesPairs => {
+                write_nibbles::<V>(chunks, out);
+                write_pairs::<V, 4>(chunks, out.add(4 * VECTOR));
+            }
+            Codes::PairsBits => {
+                write_pairs::<V, 0>(chunks, out);
+                write_bits::<V, 2>(chunks, out.add(2 * VECTOR));
+            }
+            Codes::Pairs => write_pairs::<V, 0>(chunks, out),
+            Codes::Bytes => {
+                for (c, chunk) in chunks.iter().enumerate() {
+                    V::store_bytes(out.add(c * VECTOR), *chunk);
+                }
+            }
+        }
+    }
+}
+
+/// The low four bits: chunk c low, chunk c + 4 high.
+#[inline(always)]
+unsafe fn write_nibbles<V: Simd>(chunks: &[V::Bytes; 8], out: *mut u8) {
+    // SAFETY: four vectors.
+    unsafe {
+        for c in 0..4 {
+            let high = V::shl16::<4>(low_nibbles::<V>(chunks[c + 4]));
+            let plane = V::or(low_nibbles::<V>(chunks[c]), high);
+            V::store_bytes(out.add(c * VECTOR), plane);
+        }
+    }
+}
+
+/// Bits `SHIFT` and `SHIFT + 1`: chunk `j + 2t` at bits `2t` of vector j.
+#[inline(always)]
+unsafe fn write_pairs<V: Simd, const SHIFT: i32>(chunks: &[V::Bytes; 8], out: *mut u8) {
+    // SAFETY: two vectors.
+    unsafe {
+        for j in 0..2 {
+            let pair = |t: usize| V::and(V::shr16::<SHIFT>(chunks[j + 2 * t]), V::splat_u8(3));
+            let low = V::or(pair(0), V::shl16::<2>(pair(1)));
+            let high = V::or(V::shl16::<4>(pair(2)), V::shl16::<6>(pair(3)));
+            V::store_bytes(out.add(j * VECTOR), V::or(low, high));
+        }
+    }
+}
+
+/// Bit `SHIFT`: chunk t at bit t.
+#[inline(always)]
+unsafe fn write_bits<V: Simd, const SHIFT: i32>(chunks: &[V::Bytes; 8], out: *mut u8) {
+    // SAFETY: one vector.
+    unsafe {
+        let bit = |t: usize| V::and(V::shr16::<SHIFT>(chunks[t]), V::splat_u8(1));
+        let twos: [V::Bytes; 4] =
+            std::array::from_fn(|i| V::or(bit(2 * i), V::shl16::<1>(bit(2 * i + 1))));
+        let low = V::or(twos[0], V::shl16::<2>(twos[1]));
+        let high = V::or(V::shl16::<4>(twos[2]), V::shl16::<6>(twos[3]));
+        V::store_bytes(out, V::or(low, high));
+    }
+}
+
+/// The scales of a block of row `row`, into the block of the panel at `out`.
+#[inline(always)]
+unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, out: *mut u8) {
+    let format = const { Format::ALL[F as usize] };
+    // SAFETY: the parts of a block lie inside it; those of the panel's block too, for a row below eight.
+    unsafe {
+        let half = |from: usize, to: *mut u8| {
+            to.add(2 * row)
+                .cast::<[u8; 2]>()
+                .write(b.add(from).cast::<[u8; 2]>().read());
+        };
+        let scales = |group: usize| {
+            let records = out.add(format.header_bytes());
+            records.add(group * (format.code_bytes() + format.scale_bytes()) + format.code_bytes())
+        };
+        let (d, min) = const { half_offsets(Format::ALL[F as usize]) };
+        let mut low = [0_u8; 16];
+        let mut mins = [0_u8; 16];
+        match const { Format::ALL[F as usize] } {
+            Format::Q4_K | Format::Q5_K => {
+                let at = if F == Format::Q4_K as u8 {
+                    block::q4_k::SCALES
+                } else {
+                    block::q5_k::SCALES
+                };
+                let (s, m) = k_scales_mins(&b.add(at).cast::<[u8; 12]>().read());
+                low[..8].copy_from_slice(&s);
+                mins[..8].copy_from_slice(&m);
+            }
+            Format::Q6_K => low = b.add(block::q6_k::SCALES).cast::<[u8; 16]>().read(),
+            Format::Q3_K => {
+                let packed = b.add(block::q3_k::SCALES).cast::<[u8; 12]>().read();
+                low = q3_k_scales(&packed).map(i8::cast_unsigned);
+            }
+            Format::Q2_K => {
+                let packed = b.add(block::q2_k::SCALES).cast::<[u8; 16]>().read();
+                (low, mins) = (packed.map(|byte| byte & 15), packed.map(|byte| byte >> 4));
+            }
+            _ => {}
+        }
+        match const { Format::ALL[F as usize].scheme() } {
+            Scheme::Scale { .. } => half(d, scales(0)),
             Scheme::ScaleMin => {
-                write_halves(rows, 0, &mut scales[..16]);
-                write_halves(rows, 1, &mut scales[16..]);
+                half(d, scales(0));
+                half(min, scales(0).add(16));
             }
             Scheme::KScaleMin => {
-                for (i, row) in rows.iter().enumerate() {
-                    scales[i] = row.scales[g];
-                    scales[8 + i] = row.mins[g];
+                half(d, out);
+                half(min, out.add(16));
+                for g in 0..8 {
+                    scales(g).add(row).write(low[g]);
+                    scales(g).add(8 + row).write(mins[g]);
                 }
             }
-            Scheme::KScale16 { .. } => write_pairs(rows.each_ref().map(|r| &r.scales), g, scales),
-            Scheme::KScaleMin16 => {
-                write_pairs(rows.each_ref().map(|r| &r.scales), g, &mut scales[..16]);
-                write_pairs(rows.each_ref().map(|r| &r.mins), g, &mut scales[16..]);
+            Scheme::KScale16 { .. } | Scheme::KScaleMin16 => {
+                half(d, out);
+                let with_mins = matches!(format.scheme(), Scheme::KScaleMin16);
+                if with_mins {
+                    half(min, out.add(16));
+                }
+                let pair = |values: &[u8; 16], g: usize, to: *mut u8| {
+                    to.add(2 * row)
+                        .cast::<[u8; 2]>()
+                        .write([values[2 * g], values[2 * g + 1]]);
+                };
+                for g in 0..8 {
+                    pair(&low, g, scales(g));
+                    if with_mins {
+                        pair(&mins, g, scales(g).add(16));
+                    }
+                }
             }
         }
     }
 }
 
-/// `d` (kind 0) or `m`/`dmin` (kind 1) of the eight rows.
-#[inline(always)]
-fn write_halves(rows: &[Unpacked; PANEL_ROWS], kind: usize, out: &mut [u8]) {
-    for (row, out) in rows.iter().zip(out.as_chunks_mut::<2>().0) {
-        *out = if kind == 0 { row.d } else { row.min };
-    }
-}
-
-/// Entries `2g` and `2g + 1` of the eight rows.
-#[inline(always)]
-fn write_pairs(rows: [&[u8; 16]; PANEL_ROWS], g: usize, out: &mut [u8]) {
-    for (row, out) in rows.iter().zip(out.as_chunks_mut::<2>().0) {
-        *out = [row[2 * g], row[2 * g + 1]];
-    }
-}
-
-/// The eight chunks of record `g`.
-#[inline(always)]
-fn chunks(rows: &[Unpacked; PANEL_ROWS], g: usize) -> [[u8; 32]; 8] {
-    let mut chunks = [[0; 32]; 8];
-    for (i, row) in rows.iter().enumerate() {
-        let codes: &[u8; GROUP] = row.codes[g * GROUP..(g + 1) * GROUP]
-            .try_into()
-            .expect("32 codes");
-        for (chunk, four) in chunks.iter_mut().zip(codes.as_chunks::<4>().0) {
-            chunk[4 * i..4 * i + 4].copy_from_slice(four);
-        }
-    }
-    chunks
-}
-
-#[inline(always)]
-fn write_codes(kind: Codes, chunks: &[[u8; 32]; 8], out: &mut [u8]) {
-    match kind {
-        Codes::Nibbles | Codes::Table => write_nibbles(chunks, out),
-        Codes::NibblesBits => {
-            write_nibbles(chunks, &mut out[..128]);
-            write_bits(chunks, 4, &mut out[128..]);
-        }
-        Codes::NibblesPairs => {
-            write_nibbles(chunks, &mut out[..128]);
-            write_code_pairs(chunks, 4, &mut out[128..]);
-        }
-        Codes::PairsBits => {
-            write_code_pairs(chunks, 0, &mut out[..64]);
-            write_bits(chunks, 2, &mut out[64..]);
-        }
-        Codes::Pairs => write_code_pairs(chunks, 0, out),
-        Codes::Bytes => {
-            for (chunk, out) in chunks.iter().zip(out.chunks_exact_mut(32)) {
-                out.copy_from_slice(chunk);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn write_nibbles(chunks: &[[u8; 32]; 8], out: &mut [u8]) {
-    let planes: &mut [[u8; 32]] = out.as_chunks_mut().0;
-    for (i, plane) in planes.iter_mut().enumerate() {
-        for l in 0..32 {
-            plane[l] = (chunks[i][l] & 15) | (chunks[i + 4][l] << 4);
-        }
-    }
-}
-
-#[inline(always)]
-fn write_code_pairs(chunks: &[[u8; 32]; 8], shift: u32, out: &mut [u8]) {
-    let planes: &mut [[u8; 32]] = out.as_chunks_mut().0;
-    for (j, plane) in planes.iter_mut().enumerate() {
-        *plane = [0; 32];
-        for t in 0..4 {
-            for l in 0..32 {
-                plane[l] |= ((chunks[j + 2 * t][l] >> shift) & 3) << (2 * t);
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn write_bits(chunks: &[[u8; 32]; 8], shift: u32, out: &mut [u8]) {
-    let mut plane = [0_u8; 32];
-    for (t, chunk) in chunks.iter().enumerate() {
-        for l in 0..32 {
-            plane[l] |= ((chunk[l] >> shift) & 1) << t;
-        }
-    }
-    out.copy_from_slice(&plane);
-}
-
-#[inline(always)]
-fn unpack(format: Format, b: &[u8], out: &mut Unpacked) {
-    let half = |at: usize| [b[at], b[at + 1]];
+/// Where a block of the file has `d`, and `m` or `dmin` (or `d` again).
+const fn half_offsets(format: Format) -> (usize, usize) {
     match format {
-        Format::Q4_0 | Format::IQ4_NL => {
-            out.d = half(block::q4_0::D);
-            split_nibbles(&b[block::q4_0::QS..], &mut out.codes);
-        }
-        Format::Q4_1 => {
-            (out.d, out.min) = (half(block::q4_1::D), half(block::q4_1::M));
-            split_nibbles(&b[block::q4_1::QS..], &mut out.codes);
-        }
-        Format::Q5_0 => {
-            out.d = half(block::q5_0::D);
-            split_nibbles(&b[block::q5_0::QS..], &mut out.codes);
-            add_fifth_bits(&b[block::q5_0::QH..], &mut out.codes);
-        }
-        Format::Q5_1 => {
-            (out.d, out.min) = (half(block::q5_1::D), half(block::q5_1::M));
-            split_nibbles(&b[block::q5_1::QS..], &mut out.codes);
-            add_fifth_bits(&b[block::q5_1::QH..], &mut out.codes);
-        }
-        Format::Q8_0 => {
-            out.d = half(block::q8_0::D);
-            out.codes[..32].copy_from_slice(&b[block::q8_0::QS..][..32]);
-        }
-        Format::Q4_K => {
-            (out.d, out.min) = (half(block::q4_k::D), half(block::q4_k::DMIN));
-            k_scales(&b[block::q4_k::SCALES..], out);
-            k_nibbles(&b[block::q4_k::QS..], &mut out.codes);
-        }
-        Format::Q5_K => {
-            (out.d, out.min) = (half(block::q5_k::D), half(block::q5_k::DMIN));
-            k_scales(&b[block::q5_k::SCALES..], out);
-            k_nibbles(&b[block::q5_k::QS..], &mut out.codes);
-            let high: &[u8; 32] = b[block::q5_k::QH..][..32].try_into().expect("32 bytes");
-            let codes: &mut [[u8; 32]] = out.codes.as_chunks_mut().0;
-            for (g, codes) in codes.iter_mut().enumerate() {
-                for i in 0..32 {
-                    codes[i] |= ((high[i] >> g) & 1) << 4;
-                }
-            }
-        }
-        Format::Q6_K => unpack_q6_k(b, out),
-        Format::Q3_K => {
-            out.d = half(block::q3_k::D);
-            let packed = b[block::q3_k::SCALES..][..12].try_into().expect("12 bytes");
-            out.scales = q3_k_scales(packed).map(i8::cast_unsigned);
-            split_pairs(&b[block::q3_k::QS..], &mut out.codes);
-            let high: &[u8; 32] = b[block::q3_k::HMASK..][..32].try_into().expect("32 bytes");
-            let codes: &mut [[u8; 32]] = out.codes.as_chunks_mut().0;
-            for (g, codes) in codes.iter_mut().enumerate() {
-                for i in 0..32 {
-                    codes[i] |= ((high[i] >> g) & 1) << 2;
-                }
-            }
-        }
-        Format::Q2_K => {
-            (out.d, out.min) = (half(block::q2_k::D), half(block::q2_k::DMIN));
-            for (g, byte) in b[block::q2_k::SCALES..][..16].iter().enumerate() {
-                (out.scales[g], out.mins[g]) = (byte & 15, byte >> 4);
-            }
-            split_pairs(&b[block::q2_k::QS..], &mut out.codes);
-        }
+        Format::Q4_0 | Format::IQ4_NL => (block::q4_0::D, block::q4_0::D),
+        Format::Q4_1 => (block::q4_1::D, block::q4_1::M),
+        Format::Q5_0 => (block::q5_0::D, block::q5_0::D),
+        Format::Q5_1 => (block::q5_1::D, block::q5_1::M),
+        Format::Q8_0 => (block::q8_0::D, block::q8_0::D),
+        Format::Q2_K => (block::q2_k::D, block::q2_k::DMIN),
+        Format::Q3_K => (block::q3_k::D, block::q3_k::D),
+        Format::Q4_K => (block::q4_k::D, block::q4_k::DMIN),
+        Format::Q5_K => (block::q5_k::D, block::q5_k::DMIN),
+        Format::Q6_K => (block::q6_k::D, block::q6_k::D),
     }
 }
 
-/// 16 bytes of nibbles: element i low in byte i, element i + 16 high.
-#[inline(always)]
-fn split_nibbles(qs: &[u8], codes: &mut [u8; 256]) {
-    let qs: &[u8; 16] = qs[..16].try_into().expect("16 bytes");
-    for i in 0..16 {
-        codes[i] = qs[i] & 15;
-        codes[i + 16] = qs[i] >> 4;
-    }
-}
-
-#[inline(always)]
-fn add_fifth_bits(qh: &[u8], codes: &mut [u8; 256]) {
-    let bits = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
-    for (i, code) in codes[..32].iter_mut().enumerate() {
-        *code |= (((bits >> i) & 1) << 4) as u8;
-    }
-}
-
-#[inline(always)]
-fn k_scales(packed: &[u8], out: &mut Unpacked) {
-    let packed: &[u8; 12] = packed[..12].try_into().expect("12 bytes");
-    for g in 0..8 {
-        (out.scales[g], out.mins[g]) = k_scale_min(g, packed);
-    }
-}
-
-/// 128 bytes: of each 64 elements the first 32 are low nibbles, the others high.
-#[inline(always)]
-fn k_nibbles(qs: &[u8], codes: &mut [u8; 256]) {
-    let qs: &[[u8; 32]] = qs[..128].as_chunks().0;
-    let codes: &mut [[u8; 64]] = codes.as_chunks_mut().0;
-    for (qs, codes) in qs.iter().zip(codes) {
-        for i in 0..32 {
-            codes[i] = qs[i] & 15;
-            codes[i + 32] = qs[i] >> 4;
-        }
-    }
-}
-
-/// 64 bytes of bit pairs: element `128 h + 32 k + i` is bits `2k` of byte `32 h + i`.
-#[inline(always)]
-fn split_pairs(qs: &[u8], codes: &mut [u8; 256]) {
-    let qs: &[[u8; 32]] = qs[..64].as_chunks().0;
-    let codes: &mut [[u8; 32]] = codes.as_chunks_mut().0;
-    for (h, qs) in qs.iter().enumerate() {
-        for k in 0..4 {
-            for i in 0..32 {
-                codes[4 * h + k][i] = (qs[i] >> (2 * k)) & 3;
-            }
-        }
-    }
-}
-
-#[inline(always)]
-fn unpack_q6_k(b: &[u8], out: &mut Unpacked) {
-    out.d = [b[block::q6_k::D], b[block::q6_k::D + 1]];
-    out.scales.copy_from_slice(&b[block::q6_k::SCALES..][..16]);
-    split_pairs(&b[block::q6_k::QH..], &mut out.codes);
-    let low: &[[u8; 32]] = b[block::q6_k::QL..][..128].as_chunks().0;
-    let codes: &mut [[u8; 32]] = out.codes.as_chunks_mut().0;
-    for h in 0..2 {
-        for k in 0..4 {
-            for i in 0..32 {
-                let nibble = (low[2 * h + k % 2][i] >> (4 * (k / 2))) & 15;
-                let code = &mut codes[4 * h + k][i];
-                *code = nibble | (*code << 4);
-            }
-        }
-    }
-}
+const _: () = assert!(GROUP == VECTOR);

@@ -9,6 +9,18 @@ use super::Simd;
 #[derive(Debug, Clone, Copy)]
 pub struct Avx2;
 
+/// No instruction. The compiler may add integers in any order, and the one it likes needs several times the registers
+/// there are; this keeps the order of the source.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn in_order(mut x: __m256i) -> __m256i {
+    // SAFETY: the template is a comment.
+    unsafe {
+        std::arch::asm!("/* {0} */", inout(ymm_reg) x, options(nomem, nostack, preserves_flags));
+    }
+    x
+}
+
 // SAFETY (all methods): the CPU has AVX2, FMA and F16C, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
@@ -107,6 +119,37 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn reduce8(v: [__m256; 8]) -> __m256 {
+        unsafe {
+            // Two vectors' lower and upper halves added: four sums of each.
+            let fours = |a, b| {
+                _mm256_add_ps(
+                    _mm256_permute2f128_ps::<0x20>(a, b),
+                    _mm256_permute2f128_ps::<0x31>(a, b),
+                )
+            };
+            // Vectors 0, 4 | 1, 5 | 2, 6 | 3, 7, so that the results come out in order.
+            let (a, b) = (fours(v[0], v[4]), fours(v[1], v[5]));
+            let (c, d) = (fours(v[2], v[6]), fours(v[3], v[7]));
+            let twos = |a, b| {
+                _mm256_add_ps(
+                    _mm256_shuffle_ps::<0b01_00_01_00>(a, b),
+                    _mm256_shuffle_ps::<0b11_10_11_10>(a, b),
+                )
+            };
+            let (ab, cd) = (twos(a, b), twos(c, d));
+            _mm256_add_ps(
+                _mm256_shuffle_ps::<0b10_00_10_00>(ab, cd),
+                _mm256_shuffle_ps::<0b11_01_11_01>(ab, cd),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+
+    #[inline(always)]
     unsafe fn splat_i32(x: i32) -> __m256i {
         unsafe { _mm256_set1_epi32(x) }
     }
@@ -156,6 +199,67 @@ impl Simd for Avx2 {
         unsafe { _mm256_set1_epi8(x as i8) }
     }
     #[inline(always)]
+    unsafe fn load_nibbles(p: *const u8) -> __m256i {
+        unsafe {
+            let x = _mm_loadu_si128(p.cast());
+            let both = _mm256_set_m128i(_mm_srli_epi16::<4>(x), x);
+            _mm256_and_si256(both, _mm256_set1_epi8(0x0f))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bits(p: *const u8, value: u8) -> __m256i {
+        unsafe {
+            // Each byte of the word in eight bytes, of which each keeps a bit of its own.
+            let word = _mm256_set1_epi32(p.cast::<i32>().read_unaligned());
+            let byte = _mm256_set_epi64x(
+                0x0303_0303_0303_0303,
+                0x0202_0202_0202_0202,
+                0x0101_0101_0101_0101,
+                0,
+            );
+            let bit = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            let kept = _mm256_and_si256(_mm256_shuffle_epi8(word, byte), bit);
+            _mm256_and_si256(
+                _mm256_cmpeq_epi8(kept, bit),
+                _mm256_set1_epi8(value.cast_signed()),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn transpose8(r: [__m256i; 8]) -> [__m256i; 8] {
+        unsafe {
+            let low = |a, b| _mm256_unpacklo_epi32(a, b);
+            let high = |a, b| _mm256_unpackhi_epi32(a, b);
+            let low64 = |a, b| _mm256_unpacklo_epi64(a, b);
+            let high64 = |a, b| _mm256_unpackhi_epi64(a, b);
+            let t = [
+                low(r[0], r[1]),
+                high(r[0], r[1]),
+                low(r[2], r[3]),
+                high(r[2], r[3]),
+                low(r[4], r[5]),
+                high(r[4], r[5]),
+                low(r[6], r[7]),
+                high(r[6], r[7]),
+            ];
+            // Lanes 0..4 (or 4..8) of one column: of rows 0..4, then of rows 4..8.
+            let u = [
+                (low64(t[0], t[2]), low64(t[4], t[6])),
+                (high64(t[0], t[2]), high64(t[4], t[6])),
+                (low64(t[1], t[3]), low64(t[5], t[7])),
+                (high64(t[1], t[3]), high64(t[5], t[7])),
+            ];
+            std::array::from_fn(|i| {
+                let (a, b) = u[i % 4];
+                if i < 4 {
+                    _mm256_permute2x128_si256::<0x20>(a, b)
+                } else {
+                    _mm256_permute2x128_si256::<0x31>(a, b)
+                }
+            })
+        }
+    }
+    #[inline(always)]
     unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
         unsafe { _mm256_and_si256(a, b) }
     }
@@ -186,12 +290,27 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_bytes(p: *mut u8, x: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn store_i32(p: *mut i32, x: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
+    unsafe fn acc_start<const N: i32>(p: *const i32) -> __m256i {
+        unsafe { _mm256_slli_epi16::<N>(_mm256_set1_epi32(p.read_unaligned())) }
+    }
+    #[inline(always)]
     unsafe fn acc_zero() -> __m256i {
         unsafe { _mm256_setzero_si256() }
     }
     #[inline(always)]
     unsafe fn acc_add(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
-        unsafe { _mm256_add_epi16(acc, _mm256_maddubs_epi16(weights, activations)) }
+        unsafe {
+            let products = _mm256_maddubs_epi16(weights, activations);
+            in_order(_mm256_add_epi16(acc, products))
+        }
     }
     #[inline(always)]
     unsafe fn acc_widen(acc: __m256i) -> __m256i {
@@ -209,7 +328,10 @@ impl Simd for Avx2 {
                 _mm256_abs_epi8(weights),
                 _mm256_sign_epi8(activations, weights),
             );
-            _mm256_add_epi32(acc, _mm256_madd_epi16(products, _mm256_set1_epi16(1)))
+            in_order(_mm256_add_epi32(
+                acc,
+                _mm256_madd_epi16(products, _mm256_set1_epi16(1)),
+            ))
         }
     }
 }

@@ -67,6 +67,25 @@ pub trait Simd: Copy + 'static {
     unsafe fn exp2i(n: Self::I32) -> Self::F32;
     unsafe fn to_f32(x: Self::I32) -> Self::F32;
 
+    /// The sum of each vector's lanes, by the tree of [`sum16`] from its second level on: (l, l+4), (l, l+2), (l, l+1).
+    #[inline(always)]
+    unsafe fn reduce8(vectors: [Self::F32; LANES]) -> Self::F32 {
+        let mut sums = [0.0_f32; LANES];
+        for (sum, vector) in sums.iter_mut().zip(vectors) {
+            let mut lanes = [0.0_f32; LANES];
+            // SAFETY: the array holds one vector.
+            unsafe { Self::store(lanes.as_mut_ptr(), vector) };
+            *sum = sum8(&lanes);
+        }
+        // SAFETY: the array holds one vector.
+        unsafe { Self::load(sums.as_ptr()) }
+    }
+    /// A hint that the cache line at `p`, which need not be readable, will be read soon.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
+
     unsafe fn splat_i32(x: i32) -> Self::I32;
     unsafe fn add_i32(a: Self::I32, b: Self::I32) -> Self::I32;
     unsafe fn sub_i32(a: Self::I32, b: Self::I32) -> Self::I32;
@@ -85,6 +104,12 @@ pub trait Simd: Copy + 'static {
 
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
     unsafe fn splat_u8(x: u8) -> Self::Bytes;
+    /// 16 bytes: their low halves, then their high halves.
+    unsafe fn load_nibbles(p: *const u8) -> Self::Bytes;
+    /// 4 bytes: `value` where bit i is set, in byte i.
+    unsafe fn load_bits(p: *const u8, value: u8) -> Self::Bytes;
+    /// Lane i of vector j becomes lane j of vector i.
+    unsafe fn transpose8(rows: [Self::Bytes; 8]) -> [Self::Bytes; 8];
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// Every 16-bit group shifted right by `N`; callers mask the bits that cross a byte.
@@ -96,10 +121,16 @@ pub trait Simd: Copy + 'static {
     /// The same four bytes in every lane.
     unsafe fn splat4(p: *const i8) -> Self::Bytes;
 
+    unsafe fn store_bytes(p: *mut u8, x: Self::Bytes);
+    unsafe fn store_i32(p: *mut i32, x: Self::I32);
+
+    /// An accumulator that starts in every lane at the sum of the two i16 at `p`, each times `2^N` (within i16).
+    unsafe fn acc_start<const N: i32>(p: *const i32) -> Self::Acc;
     unsafe fn acc_zero() -> Self::Acc;
     /// Adds the four products of each lane: weights are unsigned and below 64, activations signed and above -128.
     ///
-    /// Between [`Simd::acc_zero`] and widening at most 8 additions of weights below 16, 4 below 32, 2 below 64.
+    /// Between [`Simd::acc_zero`] and widening at most 8 additions of weights below 16, 4 below 32, 2 below 64; after
+    /// [`Simd::acc_start`] as many as leave the whole sums of both halves of a lane within i16.
     unsafe fn acc_add(acc: Self::Acc, weights: Self::Bytes, activations: Self::Bytes) -> Self::Acc;
     /// The sums as integers.
     unsafe fn acc_widen(acc: Self::Acc) -> Self::I32;
@@ -126,6 +157,11 @@ pub unsafe fn reduce_sum<V: Simd>(low: V::F32, high: V::F32) -> f32 {
     let mut lanes = [0.0_f32; LANES];
     // SAFETY: the array holds one vector.
     unsafe { V::store(lanes.as_mut_ptr(), V::add(low, high)) };
+    sum8(&lanes)
+}
+
+#[inline(always)]
+fn sum8(lanes: &[f32; LANES]) -> f32 {
     let four: [f32; 4] = std::array::from_fn(|i| lanes[i] + lanes[i + 4]);
     let two = [four[0] + four[2], four[1] + four[3]];
     two[0] + two[1]
@@ -133,9 +169,17 @@ pub unsafe fn reduce_sum<V: Simd>(low: V::F32, high: V::F32) -> f32 {
 
 /// Makes `fn $name(level, args…)`, which runs the generic `unsafe fn $body::<V>(args…)` compiled for the CPU level.
 ///
-/// The body may assume that the CPU has `V`'s instruction set; its other duties are the caller's.
+/// The body may assume that the CPU has `V`'s instruction set; its other duties are the caller's. `= $body, no twin` leaves
+/// the software twin out: then the caller never asks for it.
 macro_rules! simd_kernel {
-    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident $(<$(const $c:ident: $ct:ty),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident) => {
+    (@twin [] $body:ident [$($c:ident),*] [$($arg:ident),*]) => {
+        // SAFETY: the software twin needs no instruction set; the rest is the caller's duty.
+        unsafe { $body::<$crate::ops::simd::Scalar $(, $c)*>($($arg),*) }
+    };
+    (@twin [no twin] $($rest:tt)*) => {
+        unreachable!("this kernel has no software twin")
+    };
+    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident $(<$(const $c:ident: $ct:ty),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident $(, $no:ident $twin:ident)?) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $vis unsafe fn $name $(<$(const $c: $ct),*>)? (level: $crate::ops::cpu_level::CpuLevel, $($arg: $ty),*) $(-> $ret)? {
@@ -150,8 +194,7 @@ macro_rules! simd_kernel {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level was detected on this CPU; the rest is the caller's duty.
                 $crate::ops::cpu_level::CpuLevel::Avx2 => unsafe { avx2 $(::<$($c),*>)? ($($arg),*) },
-                // SAFETY: the software twin needs no instruction set; the rest is the caller's duty.
-                _ => unsafe { $body::<$crate::ops::simd::Scalar $($(, $c)*)?>($($arg),*) },
+                _ => $crate::ops::simd::simd_kernel!(@twin [$($no $twin)?] $body [$($($c),*)?] [$($arg),*]),
             }
         }
     };

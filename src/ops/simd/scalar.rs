@@ -196,6 +196,22 @@ impl Simd for Scalar {
         [x; 32]
     }
     #[inline]
+    unsafe fn load_nibbles(p: *const u8) -> B {
+        // SAFETY: the trait's contract.
+        let x = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
+        std::array::from_fn(|i| (x[i % 16] >> (i / 16 * 4)) & 15)
+    }
+    #[inline]
+    unsafe fn load_bits(p: *const u8, value: u8) -> B {
+        // SAFETY: the trait's contract.
+        let bits = u32::from_le_bytes(unsafe { p.cast::<[u8; 4]>().read_unaligned() });
+        std::array::from_fn(|i| if bits >> i & 1 == 1 { value } else { 0 })
+    }
+    #[inline(never)]
+    unsafe fn transpose8(rows: [B; 8]) -> [B; 8] {
+        std::array::from_fn(|i| std::array::from_fn(|at| rows[at / 4][i * 4 + at % 4]))
+    }
+    #[inline]
     unsafe fn and(a: B, b: B) -> B {
         std::array::from_fn(|i| a[i] & b[i])
     }
@@ -224,6 +240,22 @@ impl Simd for Scalar {
         std::array::from_fn(|i| four[i % 4])
     }
 
+    #[inline]
+    unsafe fn store_bytes(p: *mut u8, x: B) {
+        // SAFETY: the trait's contract.
+        unsafe { p.cast::<B>().write_unaligned(x) }
+    }
+    #[inline]
+    unsafe fn store_i32(p: *mut i32, x: I) {
+        // SAFETY: the trait's contract.
+        unsafe { p.cast::<I>().write_unaligned(x) }
+    }
+    #[inline]
+    unsafe fn acc_start<const N: i32>(p: *const i32) -> I {
+        // SAFETY: the trait's contract.
+        let (low, high) = halves(unsafe { p.read_unaligned() });
+        [(low + high) << N; 8]
+    }
     #[inline]
     unsafe fn acc_zero() -> I {
         [0; 8]
