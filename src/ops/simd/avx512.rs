@@ -98,3 +98,27 @@ impl Simd for Avx512 {
         }
     }
 }
+
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    missing_docs,
+    clippy::missing_safety_doc
+)]
+impl Avx512 {
+    /// (low + high) << `N` of the i16 pair at `p` in every lane.
+    #[inline(always)]
+    pub unsafe fn acc_start<const N: i32>(p: *const i32) -> __m256i {
+        unsafe {
+            let pair = _mm256_set1_epi32(p.read_unaligned());
+            _mm256_slli_epi32::<N>(_mm256_madd_epi16(pair, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    pub unsafe fn store_bytes(p: *mut u8, x: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+    #[inline(always)]
+    pub unsafe fn store_i32(p: *mut i32, x: __m256i) {
+        unsafe { _mm256_storeu_si256(p.cast(), x) }
+    }
+}

@@ -163,6 +163,37 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     }
 }
 
+#[allow(
+    clippy::undocumented_unsafe_blocks,
+    missing_docs,
+    clippy::missing_safety_doc
+)]
+impl<const DOT: bool> Neon<DOT> {
+    /// (low + high) << `N` of the i16 pair at `p` in every lane.
+    #[inline(always)]
+    pub unsafe fn acc_start<const N: i32>(p: *const i32) -> int32x4x2_t {
+        unsafe {
+            let pair = vreinterpretq_s16_s32(vdupq_n_s32(p.read_unaligned()));
+            let sums = vshlq_n_s32::<N>(vpaddlq_s16(pair));
+            int32x4x2_t(sums, sums)
+        }
+    }
+    #[inline(always)]
+    pub unsafe fn store_bytes(p: *mut u8, x: uint8x16x2_t) {
+        unsafe {
+            vst1q_u8(p, x.0);
+            vst1q_u8(p.add(16), x.1);
+        }
+    }
+    #[inline(always)]
+    pub unsafe fn store_i32(p: *mut i32, x: int32x4x2_t) {
+        unsafe {
+            vst1q_s32(p, x.0);
+            vst1q_s32(p.add(4), x.1);
+        }
+    }
+}
+
 /// `a * b + c`.
 #[inline(always)]
 unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
