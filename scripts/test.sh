@@ -3,11 +3,12 @@
 #
 #   scripts/test.sh
 #
-# Format, lints, docs, tests, dependency rules, release build, fixtures on both compute paths, one real answer, the GPU builds.
+# Format, lints, docs, tests, kernels on aarch64, dependency rules, release build, fixtures on both compute paths, one real answer, the
+# GPU builds.
 # What cannot run here is reported as skipped, never as passed. Build output and tools are kept outside the tree, in
 # ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}, so that a second run is quick. The first time the GPU builds alone cost some 20 minutes of
-# processor time, most of it for candle, and 2.5 GB. Debian and Ubuntu packages that are missing (python3-venv, a C compiler) are
-# installed when this runs as root.
+# processor time, most of it for candle, and 2.5 GB. Debian and Ubuntu packages that are missing (python3-venv, a C compiler, qemu-user)
+# are installed when this runs as root, and Rust's standard library for aarch64 where rustup is.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
@@ -76,6 +77,15 @@ install_packages() {
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
 }
 
+# For scripts/check-aarch64.sh, which says what is missing when this could not install it.
+prepare_aarch64() {
+    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || return
+    if ! command -v qemu-aarch64 >/dev/null && [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-user
+    fi
+    if command -v rustup >/dev/null; then rustup --quiet target add aarch64-unknown-linux-musl; fi
+}
+
 prepare_python() {
     [ -x "$python" ] && "$python" -c 'import numpy, safetensors' 2>/dev/null && return
     python3 -m venv --clear "$cache/venv-test" && "$python" -m pip install --quiet --disable-pip-version-check numpy safetensors
@@ -109,6 +119,9 @@ step "format" cargo fmt --check
 step "lints" cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step "docs" cargo doc --locked --no-deps
 step "tests" cargo test --locked --no-fail-fast
+
+prepare_aarch64
+step "kernels on aarch64" nice scripts/check-aarch64.sh
 
 have_python=true
 prepare_python || have_python=false

@@ -78,7 +78,7 @@ variables! {
     THREADS = "OXYDLLM_THREADS", Allowed::AtLeast(1), "the CPUs granted to the process", "Number of compute threads.";
     DEVICES = "OXYDLLM_DEVICES", Allowed::Numbers, "the first GPU", "GPU to compute on, in builds for one.";
     ALLOW_CPU = "OXYDLLM_ALLOW_CPU", Allowed::Switch, "off", "Lets a GPU build compute on the CPU where no GPU can be used.";
-    CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx512", "neon"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results.";
+    CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx512", "neon", "neon-dotprod"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results. A level that the CPU lacks is an error.";
     HF_TOKEN = "HF_TOKEN", Allowed::Text, "none", "Token for gated and private repositories of the hub.";
     HUGGING_FACE_HUB_TOKEN = "HUGGING_FACE_HUB_TOKEN", Allowed::Text, "none", "Older name of `HF_TOKEN`, read after it.";
     HF_ENDPOINT = "HF_ENDPOINT", Allowed::Url, "https://huggingface.co", "Base address of the hub or of a mirror of it.";
@@ -318,7 +318,7 @@ mod tests {
         assert!(THREADS.check("99999999999999999999999").is_err());
         let message = CPU_LEVEL.check("sse").unwrap_err().to_string();
         assert!(
-            message.ends_with("expected one of scalar, avx2, avx512, neon"),
+            message.ends_with("expected one of scalar, avx2, avx512, neon, neon-dotprod"),
             "{message}"
         );
         assert!(HF_ENDPOINT.check("huggingface.co").is_err());

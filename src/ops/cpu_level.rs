@@ -12,28 +12,37 @@ pub enum CpuLevel {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
+    Avx512,
+    /// aarch64 with NEON.
+    Neon,
+    /// aarch64 with NEON and the dot products of ARMv8.2.
+    NeonDot,
 }
 
 impl CpuLevel {
+    /// All levels, of every kind of CPU.
+    pub const ALL: [Self; 5] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::Avx512,
+        Self::Neon,
+        Self::NeonDot,
+    ];
+
     /// The best level of this CPU.
     pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if ["avx2", "fma", "f16c", "bmi1", "bmi2"]
-            .iter()
-            .all(|f| has_feature(f))
-        {
-            return Self::Avx2;
-        }
-        Self::Scalar
+        *Self::available()
+            .last()
+            .expect("every CPU has the scalar level")
     }
 
     /// Levels that this CPU can run, lowest first.
     pub fn available() -> Vec<Self> {
-        let mut levels = vec![Self::Scalar];
-        if Self::detect() != Self::Scalar {
-            levels.push(Self::detect());
-        }
-        levels
+        Self::ALL
+            .into_iter()
+            .filter(|level| level.is_available())
+            .collect()
     }
 
     /// The level to use when `requested` was asked for.
@@ -43,9 +52,10 @@ impl CpuLevel {
     pub fn choose(requested: Option<Self>) -> Result<Self> {
         match requested {
             None => Ok(Self::detect()),
-            Some(level) if Self::available().contains(&level) => Ok(level),
+            Some(level) if level.is_available() => Ok(level),
             Some(level) => Err(Error::unsupported(format!(
-                "this CPU does not have the instruction set `{level}`"
+                "CPU level `{level}` was asked for, which needs {}: this CPU does not have all of that",
+                level.needs()
             ))
             .with_hint(format!(
                 "unset OXYDLLM_CPU_LEVEL to use `{}`",
@@ -53,26 +63,63 @@ impl CpuLevel {
             ))),
         }
     }
-}
 
-#[cfg(target_arch = "x86_64")]
-fn has_feature(name: &str) -> bool {
-    match name {
-        "avx2" => is_x86_feature_detected!("avx2"),
-        "fma" => is_x86_feature_detected!("fma"),
-        "f16c" => is_x86_feature_detected!("f16c"),
-        "bmi1" => is_x86_feature_detected!("bmi1"),
-        "bmi2" => is_x86_feature_detected!("bmi2"),
-        _ => false,
+    fn is_available(self) -> bool {
+        match self {
+            Self::Scalar => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("bmi1")
+                    && is_x86_feature_detected!("bmi2")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonDot => {
+                Self::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            _ => false,
+        }
+    }
+
+    /// What a CPU must have for this level, in words.
+    fn needs(self) -> &'static str {
+        match self {
+            Self::Scalar => "nothing",
+            Self::Avx2 => "x86-64 with AVX2, FMA, F16C, BMI1 and BMI2",
+            Self::Avx512 => {
+                "x86-64 with AVX2, FMA, F16C, BMI1, BMI2 and AVX-512 F, BW, VL and VNNI"
+            }
+            Self::Neon => "aarch64 with NEON",
+            Self::NeonDot => "aarch64 with NEON and dot products",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Neon => "neon",
+            Self::NeonDot => "neon-dotprod",
+        }
     }
 }
 
 impl fmt::Display for CpuLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Scalar => "scalar",
-            Self::Avx2 => "avx2",
-        })
+        f.write_str(self.name())
     }
 }
 
@@ -80,12 +127,64 @@ impl FromStr for CpuLevel {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "scalar" => Ok(Self::Scalar),
-            "avx2" => Ok(Self::Avx2),
-            other => Err(Error::invalid(format!(
-                "CPU level `{other}`: expected `scalar` or `avx2`"
-            ))),
+        let name = text.trim().to_ascii_lowercase();
+        Self::ALL
+            .into_iter()
+            .find(|level| level.name() == name)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(|level| format!("`{level}`")).join(", ");
+                Error::invalid(format!("CPU level `{name}`: expected one of {known}"))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::env::{Allowed, CPU_LEVEL};
+    use crate::error::ErrorKind;
+
+    #[test]
+    fn levels_are_found_by_the_names_that_they_show() {
+        for level in CpuLevel::ALL {
+            assert_eq!(level.to_string().parse::<CpuLevel>().unwrap(), level);
+        }
+        assert_eq!(" AVX512 ".parse::<CpuLevel>().unwrap(), CpuLevel::Avx512);
+        let message = "sse".parse::<CpuLevel>().unwrap_err().to_string();
+        assert!(
+            message.contains("`sse`") && message.contains("`neon-dotprod`"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn the_variable_takes_the_names_of_all_levels() {
+        let names = CpuLevel::ALL.map(CpuLevel::name);
+        let Allowed::OneOf(taken) = CPU_LEVEL.allowed else {
+            panic!("one of a list");
+        };
+        assert_eq!(taken, names);
+    }
+
+    #[test]
+    fn a_level_of_another_cpu_is_refused_with_what_it_needs_and_the_one_to_use() {
+        assert_eq!(CpuLevel::choose(None).unwrap(), CpuLevel::detect());
+        let own = CpuLevel::available();
+        assert_eq!(own[0], CpuLevel::Scalar);
+        for level in CpuLevel::ALL {
+            let chosen = CpuLevel::choose(Some(level));
+            if own.contains(&level) {
+                assert_eq!(chosen.unwrap(), level);
+                continue;
+            }
+            let error = chosen.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.to_string().contains(level.needs()), "{error}");
+            assert!(
+                error
+                    .hint()
+                    .is_some_and(|hint| hint.contains(&format!("`{}`", CpuLevel::detect())))
+            );
         }
     }
 }

@@ -153,7 +153,7 @@ unsafe fn write_codes<V: Simd, const F: u8>(chunks: &[V::Bytes; 8], out: *mut u8
             }
             Codes::NibblesPairs => {
                 write_nibbles::<V>(chunks, out);
-                write_pairs::<V, 4>(chunks, out.add(4 * VECTOR));
+                write_pairs::<V, 2>(chunks, out.add(4 * VECTOR));
             }
             Codes::PairsBits => {
                 write_pairs::<V, 0>(chunks, out);
@@ -182,13 +182,13 @@ unsafe fn write_nibbles<V: Simd>(chunks: &[V::Bytes; 8], out: *mut u8) {
     }
 }
 
-/// Bits `SHIFT` and `SHIFT + 1`: chunk `j + 2t` at bits `2t` of vector j.
+/// Bit pair `PAIR` of every code: chunk `j + 2t` at bits `2t` of vector j.
 #[inline(always)]
-unsafe fn write_pairs<V: Simd, const SHIFT: i32>(chunks: &[V::Bytes; 8], out: *mut u8) {
+unsafe fn write_pairs<V: Simd, const PAIR: usize>(chunks: &[V::Bytes; 8], out: *mut u8) {
     // SAFETY: two vectors.
     unsafe {
         for j in 0..2 {
-            let pair = |t: usize| V::and(V::shr16::<SHIFT>(chunks[j + 2 * t]), V::splat_u8(3));
+            let pair = |t: usize| pairs_to_0::<V>(chunks[j + 2 * t], PAIR);
             let low = V::or(pair(0), V::shl16::<2>(pair(1)));
             let high = V::or(V::shl16::<4>(pair(2)), V::shl16::<6>(pair(3)));
             V::store_bytes(out.add(j * VECTOR), V::or(low, high));

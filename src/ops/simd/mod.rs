@@ -10,11 +10,21 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 pub mod math;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod scalar;
+#[cfg(test)]
+mod tests;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+#[cfg(target_arch = "aarch64")]
+pub use neon::Neon;
 pub use scalar::Scalar;
 
 /// Float lanes of one vector.
@@ -190,10 +200,40 @@ macro_rules! simd_kernel {
                 // SAFETY: this function is only called when the level says that the CPU has AVX2, FMA and F16C.
                 unsafe { $body::<$crate::ops::simd::Avx2 $($(, $c)*)?>($($arg),*) }
             }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx2,fma,f16c,bmi1,bmi2")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn avx512 $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only called when the level says that the CPU has all of these.
+                unsafe { $body::<$crate::ops::simd::Avx512 $($(, $c)*)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn neon $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only called when the level says that the CPU has NEON.
+                unsafe { $body::<$crate::ops::simd::Neon<false> $($(, $c)*)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod")]
+            #[allow(clippy::too_many_arguments)]
+            unsafe fn neon_dot $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only called when the level says that the CPU has NEON and dot products.
+                unsafe { $body::<$crate::ops::simd::Neon<true> $($(, $c)*)?>($($arg),*) }
+            }
             match level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level was detected on this CPU; the rest is the caller's duty.
                 $crate::ops::cpu_level::CpuLevel::Avx2 => unsafe { avx2 $(::<$($c),*>)? ($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::ops::cpu_level::CpuLevel::Avx512 => unsafe { avx512 $(::<$($c),*>)? ($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                $crate::ops::cpu_level::CpuLevel::Neon => unsafe { neon $(::<$($c),*>)? ($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                $crate::ops::cpu_level::CpuLevel::NeonDot => unsafe { neon_dot $(::<$($c),*>)? ($($arg),*) },
                 _ => $crate::ops::simd::simd_kernel!(@twin [$($no $twin)?] $body [$($($c),*)?] [$($arg),*]),
             }
         }
