@@ -1,4 +1,4 @@
-//! Float tiles on the CPU: one weight row times six activation rows in twelve accumulators, or a few weight rows times fewer.
+//! Float tiles on the CPU: one weight row, read from beginning to end, times up to six activation rows in twelve accumulators.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
@@ -15,22 +15,33 @@ use crate::ops::simd::{LANES, SUM_LANES, Simd, reduce_sum, simd_kernel};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
 
-/// Weight rows of one task: small enough to balance, large enough that its rows stay in the second-level cache.
-pub(super) const ROWS_PER_TASK: usize = 32;
+/// Weight rows of one task: small enough to balance, large enough that its rows stay in the second-level cache and that the
+/// copies of activations cost little.
+pub(super) const ROWS_PER_TASK: usize = 64;
 /// Activation rows that one pass over a task's weight rows uses.
 const X_ROWS: usize = 6;
 /// Bytes of activations that stay in the first-level cache while all weight rows of the task pass over them.
 const X_BYTES: usize = 12 * 1024;
-/// How far ahead of a single activation row the weights are fetched.
-const PREFETCH_BYTES: usize = 1024;
+/// How far ahead weights are fetched.
+const PREFETCH_BYTES: usize = 2048;
 
 const F32: u8 = 0;
 const F16: u8 = 1;
 const BF16: u8 = 2;
 
+/// Buffers of a task.
+#[derive(Default)]
+struct Scratch {
+    /// Partial sums `[weight row][activation row][16]`.
+    sums: Vec<f32>,
+    /// Activations `[features / 16][activation row][16]`.
+    x: Vec<f32>,
+    /// Weight rows of the reference path.
+    decoded: Vec<f32>,
+}
+
 thread_local! {
-    /// Partial sums of a task, and the decoded weight rows of the reference path.
-    static SCRATCH: RefCell<(Vec<f32>, Vec<f32>)> = const { RefCell::new((Vec::new(), Vec::new())) };
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
 /// Outputs `first..first + count` of every row of `x`.
@@ -42,45 +53,52 @@ pub(super) fn rows(
     count: usize,
     out: &Disjoint<'_, f32>,
 ) {
-    SCRATCH.with_borrow_mut(|(sums, decoded)| {
-        let k = w.cols();
-        let (encoding, bytes) = if w.encoding().is_float() {
-            (w.encoding(), w.bytes())
-        } else {
-            decoded.resize(count * k, 0.0);
-            for (i, out) in decoded.chunks_exact_mut(k).enumerate() {
-                w.decode_row(first + i, out)
-                    .expect("a row was decoded before the work was shared out");
-            }
-            // SAFETY: any four bytes of a float may be read as bytes.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(decoded.as_ptr().cast::<u8>(), decoded.len() * 4)
+    SCRATCH.with_borrow_mut(
+        |Scratch {
+             sums,
+             x: packed,
+             decoded,
+         }| {
+            let k = w.cols();
+            let (encoding, bytes) = if w.encoding().is_float() {
+                let row_bytes = w.bytes().len() / w.rows().max(1);
+                (
+                    w.encoding(),
+                    &w.bytes()[first * row_bytes..(first + count) * row_bytes],
+                )
+            } else {
+                decoded.resize(count * k, 0.0);
+                for (i, out) in decoded.chunks_exact_mut(k).enumerate() {
+                    w.decode_row(first + i, out)
+                        .expect("a row was decoded before the work was shared out");
+                }
+                // SAFETY: any four bytes of a float may be read as bytes.
+                let bytes = unsafe {
+                    std::slice::from_raw_parts(decoded.as_ptr().cast::<u8>(), count * k * 4)
+                };
+                (Encoding::F32, bytes)
             };
-            (Encoding::F32, bytes)
-        };
-        let from = if w.encoding().is_float() { first } else { 0 };
-        sums.resize(ROWS_PER_TASK * X_ROWS * SUM_LANES, 0.0);
-        for x_first in (0..x.rows()).step_by(X_ROWS) {
-            let task = Task {
-                level,
-                x: &x.as_slice()[x_first * k..],
-                m: X_ROWS.min(x.rows() - x_first),
-                k,
-                bytes,
-                first: from,
-                count,
-            };
-            match encoding {
-                Encoding::F16 => task.sum::<F16>(sums),
-                Encoding::BF16 => task.sum::<BF16>(sums),
-                _ => task.sum::<F32>(sums),
+            for x_first in (0..x.rows()).step_by(X_ROWS) {
+                let task = Task {
+                    level,
+                    x: &x.as_slice()[x_first * k..],
+                    m: X_ROWS.min(x.rows() - x_first),
+                    k,
+                    w: bytes,
+                    count,
+                };
+                match encoding {
+                    Encoding::F16 => task.sum::<F16>(sums, packed),
+                    Encoding::BF16 => task.sum::<BF16>(sums, packed),
+                    _ => task.sum::<F32>(sums, packed),
+                }
+                task.write(sums, x_first, first, w.rows(), out);
             }
-            task.write(sums, x_first, first, w.rows(), out);
-        }
-    });
+        },
+    );
 }
 
-/// A range of weight rows times up to six activation rows.
+/// Some weight rows times up to six activation rows.
 struct Task<'a> {
     level: CpuLevel,
     /// From the first activation row on.
@@ -89,52 +107,46 @@ struct Task<'a> {
     m: usize,
     /// Elements of a row.
     k: usize,
-    bytes: &'a [u8],
-    /// Weight rows `first..first + count` of `bytes`.
-    first: usize,
+    w: &'a [u8],
+    /// Weight rows.
     count: usize,
 }
 
 impl Task<'_> {
-    /// Partial sums `[weight row][activation row][16]`.
-    fn sum<const ENC: u8>(&self, sums: &mut [f32]) {
-        let sums = &mut sums[..self.count * self.m * SUM_LANES];
-        sums.fill(0.0);
-        let part = (X_BYTES / (self.m * 4)).next_multiple_of(SUM_LANES);
+    /// Partial sums of all weight rows, over as many features at a time as keep the activations in the cache.
+    fn sum<const ENC: u8>(&self, sums: &mut Vec<f32>, packed: &mut Vec<f32>) {
+        let (m, size) = (self.m, if ENC == F32 { 4 } else { 2 });
+        let step = m * SUM_LANES;
+        sums.clear();
+        sums.resize(self.count * step, 0.0);
+        let part = (X_BYTES / (m * 4)).next_multiple_of(SUM_LANES);
         for from in (0..self.k).step_by(part) {
-            self.add_features::<ENC>(from..self.k.min(from + part), sums);
+            let features = from..self.k.min(from + part);
+            self.pack(features.clone(), packed);
+            for (row, sums) in sums.chunks_exact_mut(step).enumerate() {
+                let w = &self.w[(row * self.k + from) * size..][..features.len() * size];
+                add_products::<ENC>(self.level, w, packed, m, sums);
+            }
         }
     }
 
-    /// Adds the products of some input features to all partial sums.
-    fn add_features<const ENC: u8>(&self, features: Range<usize>, sums: &mut [f32]) {
-        let (m, size) = (self.m, if ENC == F32 { 4 } else { 2 });
-        let together = if self.level == CpuLevel::Scalar {
-            1
-        } else {
-            [0, 4, 2, 2, 1, 1, 1][m]
-        };
-        let mut row = 0;
-        while row < self.count {
-            let r = if row + together <= self.count {
-                together
-            } else {
-                1
-            };
-            let tile = Tile {
-                w: &self.bytes[((self.first + row) * self.k + features.start) * size..],
-                w_stride: self.k,
-                x: &self.x[features.start..],
-                x_stride: self.k,
-                k: features.len(),
-            };
-            tile.add::<ENC>(
-                self.level,
-                r,
-                m,
-                &mut sums[row * m * SUM_LANES..][..r * m * SUM_LANES],
-            );
-            row += r;
+    /// Activations in the order in which the kernel reads them, the last features filled up with zeros.
+    fn pack(&self, features: Range<usize>, packed: &mut Vec<f32>) {
+        let step = self.m * SUM_LANES;
+        packed.resize(features.len().div_ceil(SUM_LANES) * step, 0.0);
+        let last = packed.len().saturating_sub(step);
+        packed[last..].fill(0.0);
+        for (m, row) in self.x.chunks_exact(self.k).take(self.m).enumerate() {
+            let (parts, rest) = row[features.clone()].as_chunks::<SUM_LANES>();
+            let mut to = packed
+                .chunks_exact_mut(step)
+                .map(|to| &mut to[m * SUM_LANES..]);
+            for (part, to) in parts.iter().zip(&mut to) {
+                to[..SUM_LANES].copy_from_slice(part);
+            }
+            if let Some(to) = to.next() {
+                to[..rest.len()].copy_from_slice(rest);
+            }
         }
     }
 
@@ -184,127 +196,72 @@ unsafe fn finish_body<V: Simd>(sums: &[f32], stride: usize, out: &mut [f32]) {
     }
 }
 
-/// A few weight rows times a few activation rows, over some input features.
-struct Tile<'a> {
-    w: &'a [u8],
-    /// Elements from a weight row to the next.
-    w_stride: usize,
-    x: &'a [f32],
-    /// Elements from an activation row to the next.
-    x_stride: usize,
-    /// Input features.
-    k: usize,
-}
-
-impl Tile<'_> {
-    /// Adds to the partial sums `[r][m][16]`.
-    fn add<const ENC: u8>(&self, level: CpuLevel, r: usize, m: usize, sums: &mut [f32]) {
-        let size = if ENC == F32 { 4 } else { 2 };
-        // What the kernels read and write through pointers, checked once.
-        assert!(self.w.len() >= ((r - 1) * self.w_stride + self.k) * size);
-        assert!(self.x.len() >= (m - 1) * self.x_stride + self.k);
-        assert!(sums.len() == r * m * SUM_LANES);
-        let sums = sums.as_mut_ptr();
-        if level == CpuLevel::Scalar {
-            // One kernel is enough for the software twin.
-            let one = |m: usize| Tile {
-                x: &self.x[m * self.x_stride..],
-                ..*self
-            };
-            for m in 0..m {
-                // SAFETY: one row of each, within what was checked.
-                unsafe { single::<ENC>(level, &one(m), sums.add(m * SUM_LANES)) };
-            }
-            return;
-        }
-        // SAFETY: `r` and `m` rows, as checked above.
-        unsafe {
-            match (r, m) {
-                (1, 1) => single::<ENC>(level, self, sums),
-                (4, 1) => tile::<ENC, 4, 1>(level, self, sums),
-                (1, 2) => tile::<ENC, 1, 2>(level, self, sums),
-                (2, 2) => tile::<ENC, 2, 2>(level, self, sums),
-                (1, 3) => tile::<ENC, 1, 3>(level, self, sums),
-                (2, 3) => tile::<ENC, 2, 3>(level, self, sums),
-                (1, 4) => tile::<ENC, 1, 4>(level, self, sums),
-                (1, 5) => tile::<ENC, 1, 5>(level, self, sums),
-                (1, 6) => tile::<ENC, 1, 6>(level, self, sums),
-                (r, m) => unreachable!("{r} weight rows times {m} activation rows"),
-            }
+/// Part of one weight row times packed activations of `m` rows: adds to the partial sums `[m][16]`.
+fn add_products<const ENC: u8>(level: CpuLevel, w: &[u8], x: &[f32], m: usize, sums: &mut [f32]) {
+    let k = w.len() / if ENC == F32 { 4 } else { 2 };
+    // What the kernels read and write through pointers, checked once.
+    assert!(x.len() == k.div_ceil(SUM_LANES) * m * SUM_LANES && sums.len() == m * SUM_LANES);
+    let (w, x, sums) = (w.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
+    // SAFETY: `k` elements of one and `m` rows, as checked above.
+    unsafe {
+        match m {
+            1 => tile::<ENC, 1>(level, w, x, k, sums),
+            2 => tile::<ENC, 2>(level, w, x, k, sums),
+            3 => tile::<ENC, 3>(level, w, x, k, sums),
+            4 => tile::<ENC, 4>(level, w, x, k, sums),
+            5 => tile::<ENC, 5>(level, w, x, k, sums),
+            6 => tile::<ENC, 6>(level, w, x, k, sums),
+            other => unreachable!("{other} activation rows"),
         }
     }
 }
 
 simd_kernel! {
-    /// `R` weight rows times `M` activation rows: adds to `sums[(r M + m) 16..]`.
-    unsafe fn tile<const ENC: u8, const R: usize, const M: usize>(tile: &Tile<'_>, sums: *mut f32) = tile_body, no twin
-}
-
-simd_kernel! {
-    /// One weight row times one activation row.
-    unsafe fn single<const ENC: u8>(tile: &Tile<'_>, sums: *mut f32) = single_body
+    /// `k` elements of a weight row times `M` packed activation rows.
+    unsafe fn tile<const ENC: u8, const M: usize>(w: *const u8, x: *const f32, k: usize, sums: *mut f32) = tile_body
 }
 
 #[inline(always)]
-unsafe fn single_body<V: Simd, const ENC: u8>(tile: &Tile<'_>, sums: *mut f32) {
-    // SAFETY: the caller's duty.
-    unsafe { tile_body::<V, ENC, 1, 1>(tile, sums) }
-}
-
-#[inline(always)]
-unsafe fn tile_body<V: Simd, const ENC: u8, const R: usize, const M: usize>(
-    tile: &Tile<'_>,
+unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize>(
+    w: *const u8,
+    x: *const f32,
+    k: usize,
     sums: *mut f32,
 ) {
     let bytes = if ENC == F32 { 4 } else { 2 };
-    let full = tile.k - tile.k % SUM_LANES;
-    let (w, x) = (tile.w.as_ptr(), tile.x.as_ptr());
-    // SAFETY: rows have `k` elements by the caller's duty; the tail is copied into whole vectors.
+    // SAFETY: the caller has checked the sizes; the last elements are copied into whole vectors.
     unsafe {
-        let sum =
-            |r: usize, m: usize, half: usize| sums.add((r * M + m) * SUM_LANES + half * LANES);
-        let mut acc: [[[V::F32; 2]; M]; R] = std::array::from_fn(|r| {
-            std::array::from_fn(|m| std::array::from_fn(|half| V::load(sum(r, m, half))))
-        });
-        for at in (0..full).step_by(SUM_LANES) {
-            if M == 1 {
-                for r in 0..R {
-                    V::prefetch(
-                        w.add((r * tile.w_stride + at) * bytes)
-                            .wrapping_add(PREFETCH_BYTES),
-                    );
-                }
-            }
+        let mut acc = [[V::splat(0.0); 2]; M];
+        for m in 0..M {
             for half in 0..2 {
-                let at = at + half * LANES;
-                let weights: [V::F32; R] = std::array::from_fn(|r| {
-                    load::<V, ENC>(w.add((r * tile.w_stride + at) * bytes))
-                });
-                for m in 0..M {
-                    let activations = V::load(x.add(m * tile.x_stride + at));
-                    for r in 0..R {
-                        acc[r][m][half] = V::fma(weights[r], activations, acc[r][m][half]);
-                    }
-                }
+                acc[m][half] = V::load(sums.add(m * SUM_LANES + half * LANES));
             }
         }
-        if full < tile.k {
-            let rest = tile.k - full;
-            for r in 0..R {
-                let weights = tail::<V, ENC>(w.add((r * tile.w_stride + full) * bytes), rest);
+        let (mut w, mut x) = (w, x);
+        for _ in 0..k / SUM_LANES {
+            V::prefetch(w.wrapping_add(PREFETCH_BYTES));
+            for half in 0..2 {
+                let weights = load::<V, ENC>(w.add(half * LANES * bytes));
                 for m in 0..M {
-                    let activations = tail::<V, F32>(x.add(m * tile.x_stride + full).cast(), rest);
-                    for half in 0..2 {
-                        acc[r][m][half] = V::fma(weights[half], activations[half], acc[r][m][half]);
-                    }
+                    let activations = V::load(x.add(m * SUM_LANES + half * LANES));
+                    acc[m][half] = V::fma(weights, activations, acc[m][half]);
                 }
             }
+            w = w.add(SUM_LANES * bytes);
+            x = x.add(M * SUM_LANES);
         }
-        for r in 0..R {
+        if !k.is_multiple_of(SUM_LANES) {
+            let weights = tail::<V, ENC>(w, k % SUM_LANES);
             for m in 0..M {
                 for half in 0..2 {
-                    V::store(sum(r, m, half), acc[r][m][half]);
+                    let activations = V::load(x.add(m * SUM_LANES + half * LANES));
+                    acc[m][half] = V::fma(weights[half], activations, acc[m][half]);
                 }
+            }
+        }
+        for m in 0..M {
+            for half in 0..2 {
+                V::store(sums.add(m * SUM_LANES + half * LANES), acc[m][half]);
             }
         }
     }

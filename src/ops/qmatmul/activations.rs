@@ -157,7 +157,13 @@ pub fn quantize_rows(ctx: &Context, x: &Tensor) -> QuantRows {
 }
 
 fn round_tile(level: CpuLevel, x: &Tensor, first_row: usize, rows: usize) -> Tile {
-    let (stride, count) = (rows.next_power_of_two(), x.cols() / GROUP);
+    // A single tile may be smaller, for kernels of fewer rows.
+    let stride = if x.rows() > TILE_ROWS {
+        TILE_ROWS
+    } else {
+        rows.next_power_of_two()
+    };
+    let count = x.cols() / GROUP;
     let rounded: Vec<RoundedRow> = (0..rows)
         .map(|m| round_row(level, x.row(first_row + m)))
         .collect();

@@ -6,9 +6,9 @@
 )]
 
 use super::GROUP;
-use super::activations::{ROW_WORDS, Tile, word};
+use super::activations::{ROW_WORDS, TILE_ROWS, Tile, word};
 use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
-use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
+use super::layout::{Codes, Format, MAX_EXPANDED_BYTES, PANEL_ROWS, Scheme};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
 use crate::quant::layout::IQ4_NL_VALUES;
@@ -23,7 +23,9 @@ const PREFETCH_BYTES: usize = 1024;
 pub(super) const PANELS: usize = 2;
 
 /// Sums of a tile: `[row of the tile][panel][row of the panel]`.
-pub(super) type Sums = [[[f32; PANEL_ROWS]; PANELS]; 4];
+pub(super) type Sums = [[[f32; PANEL_ROWS]; PANELS]; TILE_ROWS];
+/// Tiles for which the weights are unpacked group by group, in one pass.
+pub(super) const FEW_TILES: usize = 4;
 
 /// `$call!(Format::X)` for the format that `$format` is: from a value to a constant.
 macro_rules! by_format {
@@ -51,52 +53,90 @@ pub(super) use by_format;
 pub(super) struct Pair<'a> {
     pub(super) format: Format,
     pub(super) bytes: &'a [u8],
-    pub(super) expanded: bool,
     /// Groups of a row.
     pub(super) groups: usize,
 }
 
 impl Pair<'_> {
-    /// The pair times the rows of a tile.
-    pub(super) fn times(&self, level: CpuLevel, tile: &Tile, y: &mut Sums) {
+    /// The packed pair times the rows of a tile.
+    pub(super) fn times(&self, level: CpuLevel, tile: &Tile) -> Sums {
+        let mut y = Sums::default();
         if level == CpuLevel::Scalar && tile.stride > 1 {
-            // The software twin has kernels of one row only: unrolled for more it would be most of the program.
+            // The software twin has a kernel of one row only: unrolled for more it would be most of the program.
             for (m, y) in y[..tile.rows].iter_mut().enumerate() {
-                let mut row = Sums::default();
-                self.times(level, &tile.row(m), &mut row);
-                *y = row[0];
+                *y = self.times(level, &tile.row(m))[0];
             }
-            return;
+            return y;
         }
-        let blocks = self.groups / self.format.groups_per_block();
-        let panel_bytes = if self.expanded {
-            self.groups * self.format.expanded_bytes()
-        } else {
-            blocks * self.format.block_bytes()
-        };
-        // What the kernel reads through pointers, checked once.
-        assert!(self.bytes.len() == PANELS * panel_bytes && tile.groups == self.groups);
-        assert!(tile.words.len() == tile.more.len() * ROW_WORDS * tile.stride);
-        let panels = [self.bytes.as_ptr(), self.bytes[panel_bytes..].as_ptr()];
+        let (panels, blocks) = self.packed(std::slice::from_ref(tile));
         macro_rules! by_rows {
             ($format:expr) => {
-                match (tile.stride, self.expanded) {
-                    (1, false) => packed_row::<{ $format as u8 }>(level, panels, blocks, tile, y),
-                    (2, false) => packed::<{ $format as u8 }, 2>(level, panels, blocks, tile, y),
-                    (4, false) => packed::<{ $format as u8 }, 4>(level, panels, blocks, tile, y),
-                    (1, true) => expanded_row::<{ $format as u8 }>(level, panels, blocks, tile, y),
-                    (2, true) => expanded::<{ $format as u8 }, 2>(level, panels, blocks, tile, y),
-                    (4, true) => expanded::<{ $format as u8 }, 4>(level, panels, blocks, tile, y),
-                    (other, _) => unreachable!("a tile of {other} rows"),
+                match tile.stride {
+                    1 => packed_row::<{ $format as u8 }>(level, panels, blocks, tile, &mut y),
+                    2 => packed::<{ $format as u8 }, 2>(level, panels, blocks, tile, &mut y),
+                    4 => packed::<{ $format as u8 }, 4>(level, panels, blocks, tile, &mut y),
+                    other => unreachable!("a tile of {other} rows"),
                 }
             };
         }
-        // SAFETY: the panels have `blocks` blocks and the tile as many groups, by the assertions above.
+        // SAFETY: the panels have `blocks` blocks and the tile as many groups, as `packed` has checked.
         unsafe { by_format!(self.format, by_rows) }
+        y
+    }
+
+    /// The packed pair times a few tiles of [`TILE_ROWS`] rows, in one pass over the weights; not on the scalar level.
+    pub(super) fn times_few(&self, level: CpuLevel, tiles: &[Tile]) -> [Sums; FEW_TILES] {
+        let mut y = [Sums::default(); FEW_TILES];
+        let (panels, blocks) = self.packed(tiles);
+        assert!(tiles.len() <= FEW_TILES && tiles.iter().all(|tile| tile.stride == TILE_ROWS));
+        macro_rules! call {
+            ($format:expr) => {
+                few_tiles::<{ $format as u8 }>(level, panels, blocks, tiles, &mut y)
+            };
+        }
+        // SAFETY: the panels have `blocks` blocks and the tiles as many groups, as `packed` has checked.
+        unsafe { by_format!(self.format, call) }
+        y
+    }
+
+    /// The expanded pair times a tile of [`TILE_ROWS`] rows; not on the scalar level.
+    pub(super) fn expanded_times(&self, level: CpuLevel, tile: &Tile) -> Sums {
+        let mut y = Sums::default();
+        let panels = self.panels(
+            self.groups * self.format.expanded_bytes(),
+            std::slice::from_ref(tile),
+        );
+        assert!(tile.stride == TILE_ROWS);
+        macro_rules! call {
+            ($format:expr) => {
+                expanded::<{ $format as u8 }>(level, panels, self.groups, tile, &mut y)
+            };
+        }
+        // SAFETY: the panels have `groups` records and the tile as many groups, as `panels` has checked.
+        unsafe { by_format!(self.format, call) }
+        y
+    }
+
+    /// Where the packed panels begin, and how many blocks they have.
+    fn packed(&self, tiles: &[Tile]) -> ([*const u8; PANELS], usize) {
+        let blocks = self.groups / self.format.groups_per_block();
+        let panels = self.panels(blocks * self.format.block_bytes(), tiles);
+        assert!(self.groups == blocks * self.format.groups_per_block());
+        (panels, blocks)
+    }
+
+    /// Where the panels begin. Checks what the kernels read through pointers.
+    fn panels(&self, panel_bytes: usize, tiles: &[Tile]) -> [*const u8; PANELS] {
+        assert!(self.bytes.len() == PANELS * panel_bytes);
+        for tile in tiles {
+            assert!(tile.groups == self.groups);
+            assert!(tile.words.len() == tile.more.len() * ROW_WORDS * tile.stride);
+        }
+        [self.bytes.as_ptr(), self.bytes[panel_bytes..].as_ptr()]
     }
 }
 
-/// Unpacks one panel: what [`Pair::times`] would do for every tile again.
+/// Unpacks one panel: what [`Pair::times`] would do for every tile again. Not on the scalar level.
 pub(super) fn expand(level: CpuLevel, format: Format, panel: &[u8], out: &mut [u8]) {
     let blocks = panel.len() / format.block_bytes();
     assert!(panel.len() == blocks * format.block_bytes());
@@ -121,18 +161,18 @@ simd_kernel! {
 }
 
 simd_kernel! {
-    /// `blocks` blocks of two expanded panels times a tile of one row.
-    unsafe fn expanded_row<const F: u8>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = expanded_row_body
+    /// The same for up to [`FEW_TILES`] tiles of [`TILE_ROWS`] rows.
+    unsafe fn few_tiles<const F: u8>(panels: [*const u8; 2], blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin
 }
 
 simd_kernel! {
-    /// The same for a tile of `M` rows.
-    unsafe fn expanded<const F: u8, const M: usize>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
+    /// `groups` records of two expanded panels times a tile of [`TILE_ROWS`] rows.
+    unsafe fn expanded<const F: u8>(panels: [*const u8; 2], groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
 }
 
 simd_kernel! {
     /// Expands `blocks` blocks of a panel.
-    unsafe fn expand_kernel<const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) = expand_body
+    unsafe fn expand_kernel<const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin
 }
 
 #[inline(always)]
@@ -144,17 +184,6 @@ unsafe fn packed_row_body<V: Simd, const F: u8>(
 ) {
     // SAFETY: the caller's duty.
     unsafe { packed_body::<V, F, 1>(panels, blocks, tile, y) }
-}
-
-#[inline(always)]
-unsafe fn expanded_row_body<V: Simd, const F: u8>(
-    panels: [*const u8; 2],
-    blocks: usize,
-    tile: &Tile,
-    y: &mut Sums,
-) {
-    // SAFETY: the caller's duty.
-    unsafe { expanded_body::<V, F, 1>(panels, blocks, tile, y) }
 }
 
 const fn format_of(number: u8) -> Format {
@@ -221,25 +250,71 @@ unsafe fn prefetch_record<V: Simd, const F: u8>(record: *const u8) {
 }
 
 #[inline(always)]
-unsafe fn expanded_body<V: Simd, const F: u8, const M: usize>(
+unsafe fn few_tiles_body<V: Simd, const F: u8>(
     panels: [*const u8; 2],
     blocks: usize,
+    tiles: &[Tile],
+    y: &mut [Sums; FEW_TILES],
+) {
+    let format = const { format_of(F) };
+    // SAFETY: all offsets stay inside the panels and the tiles, whose sizes the caller has checked; a record fits `unpacked`.
+    unsafe {
+        let mut unpacked = [[0_u8; MAX_EXPANDED_BYTES]; PANELS];
+        let mut records = panels;
+        let mut walks: [Rows<'_>; FEW_TILES] =
+            std::array::from_fn(|t| Rows::new(&tiles[t.min(tiles.len() - 1)]));
+        for _ in 0..blocks {
+            let headers = records.map(|p| Header::<V>::load::<F>(p));
+            records = records.map(|p| p.add(format.header_bytes()));
+            for _ in 0..format.groups_per_block() {
+                for p in 0..PANELS {
+                    prefetch_record::<V, F>(records[p]);
+                    let group = PackedGroup::<V, F> {
+                        record: records[p],
+                        header: headers[p],
+                    };
+                    expand_group::<V, F>(&group, unpacked[p].as_mut_ptr());
+                }
+                let group = [0, 1].map(|p| ExpandedGroup::<F> {
+                    record: unpacked[p].as_ptr(),
+                });
+                for t in 0..tiles.len() {
+                    let mut sums = load_sums::<V, TILE_ROWS>(&y[t]);
+                    while walks[t].next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
+                    store::<V, TILE_ROWS>(&sums, &mut y[t]);
+                }
+                records = records.map(|p| p.add(format.code_bytes() + format.scale_bytes()));
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn expanded_body<V: Simd, const F: u8>(
+    panels: [*const u8; 2],
+    groups: usize,
     tile: &Tile,
     y: &mut Sums,
 ) {
     let format = const { format_of(F) };
     // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
     unsafe {
-        let mut sums = [[V::splat(0.0); PANELS]; M];
+        let mut sums = [[V::splat(0.0); PANELS]; TILE_ROWS];
         let mut records = panels;
         let mut x = Rows::new(tile);
-        for _ in 0..blocks * format.groups_per_block() {
+        for _ in 0..groups {
             let group = records.map(|record| ExpandedGroup::<F> { record });
-            while x.next::<V, _, F, M>(&group, &mut sums) {}
+            while x.next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
             records = records.map(|p| p.add(format.expanded_bytes()));
         }
-        store::<V, M>(&sums, y);
+        store::<V, TILE_ROWS>(&sums, y);
     }
+}
+
+#[inline(always)]
+unsafe fn load_sums<V: Simd, const M: usize>(y: &Sums) -> [[V::F32; PANELS]; M] {
+    // SAFETY: eight floats each.
+    std::array::from_fn(|m| std::array::from_fn(|p| unsafe { V::load(y[m][p].as_ptr()) }))
 }
 
 #[inline(always)]
@@ -434,29 +509,35 @@ unsafe fn expand_body<V: Simd, const F: u8>(panel: *const u8, blocks: usize, out
             let header = Header::<V>::load::<F>(record);
             record = record.add(format.header_bytes());
             for _ in 0..format.groups_per_block() {
-                let group = PackedGroup::<V, F> { record, header };
-                for c in 0..CHUNKS {
-                    V::store_bytes(out.add(c * VECTOR), group.chunk(c));
-                }
-                let factors = group.factors();
-                let (p, count) = (
-                    out.add(CHUNKS * VECTOR),
-                    const { format_of(F).factor_vectors() },
-                );
-                V::store(p.cast(), factors.scale);
-                if count > 1 {
-                    V::store(p.add(VECTOR).cast(), factors.min);
-                }
-                if count > 2 {
-                    V::store_i32(p.add(2 * VECTOR).cast(), factors.halves[0]);
-                    V::store_i32(p.add(3 * VECTOR).cast(), factors.halves[1]);
-                }
-                if count > 4 {
-                    V::store_i32(p.add(4 * VECTOR).cast(), factors.mins);
-                }
+                expand_group::<V, F>(&PackedGroup { record, header }, out);
                 record = record.add(format.code_bytes() + format.scale_bytes());
                 out = out.add(format.expanded_bytes());
             }
+        }
+    }
+}
+
+/// Writes a record as an expanded one.
+#[inline(always)]
+unsafe fn expand_group<V: Simd, const F: u8>(group: &PackedGroup<V, F>, out: *mut u8) {
+    let count = const { format_of(F).factor_vectors() };
+    // SAFETY: an expanded record has eight vectors of codes and `count` of factors.
+    unsafe {
+        for c in 0..CHUNKS {
+            V::store_bytes(out.add(c * VECTOR), group.chunk(c));
+        }
+        let factors = group.factors();
+        let p = out.add(CHUNKS * VECTOR);
+        V::store(p.cast(), factors.scale);
+        if count > 1 {
+            V::store(p.add(VECTOR).cast(), factors.min);
+        }
+        if count > 2 {
+            V::store_i32(p.add(2 * VECTOR).cast(), factors.halves[0]);
+            V::store_i32(p.add(3 * VECTOR).cast(), factors.halves[1]);
+        }
+        if count > 4 {
+            V::store_i32(p.add(4 * VECTOR).cast(), factors.mins);
         }
     }
 }

@@ -29,6 +29,9 @@ use crate::quant::Encoding;
 /// Rows of a panel: one per 32-bit lane of a 256-bit vector.
 pub const PANEL_ROWS: usize = 8;
 
+/// No expanded record is larger.
+pub(super) const MAX_EXPANDED_BYTES: usize = 32 * 13;
+
 /// How the codes of a record are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Codes {

@@ -343,6 +343,16 @@ mod tests {
     }
 
     #[test]
+    fn no_rows_give_no_results() {
+        let raw = random_matrix(Encoding::Q4K, 24, 256, 1);
+        for ctx in contexts() {
+            let w = QMatrix::pack(&ctx, &raw).unwrap();
+            let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(0, 256, &[])), &[&w]);
+            assert_eq!((y[0].rows(), y[0].cols()), (0, 24));
+        }
+    }
+
+    #[test]
     fn a_nan_or_infinite_activation_reaches_the_result() {
         let raw = random_matrix(Encoding::Q4_0, 8, 64, 1);
         for bad in [f32::NAN, f32::INFINITY] {

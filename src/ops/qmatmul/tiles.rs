@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::activations::{QuantRows, Tile};
-use super::cpu::{PANELS, Pair, Sums, expand};
+use super::activations::{QuantRows, TILE_ROWS, Tile};
+use super::cpu::{FEW_TILES, PANELS, Pair, expand};
 use super::layout::PANEL_ROWS;
 use super::{GROUP, PAIR_ROWS, QMatrix};
 use crate::ops::cpu_level::CpuLevel;
@@ -19,8 +19,6 @@ thread_local! {
 }
 
 /// Pairs of panels `pairs` of `w` times every row of `x`, into their columns of `out`, which this task alone writes.
-///
-/// With one tile the kernel reads the packed weights; with several of them the weights are expanded first, once for all tiles.
 pub(super) fn multiply(
     level: CpuLevel,
     x: &QuantRows,
@@ -28,76 +26,83 @@ pub(super) fn multiply(
     pairs: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
-    let groups = w.cols / GROUP;
+    let (tiles, groups) = (x.tiles(), w.cols / GROUP);
     let pair_bytes = PANELS * w.panel_bytes();
-    let packed = |pair: usize| &w.packed[pair * pair_bytes..(pair + 1) * pair_bytes];
-    if let [tile] = x.tiles() {
-        for pair in pairs {
-            write(
-                w,
-                pair,
-                0,
-                &times(level, w, packed(pair), false, tile)[..tile.rows],
-                out,
-            );
-        }
+    let packed = |pair: usize| Pair {
+        format: w.format,
+        bytes: &w.packed[pair * pair_bytes..(pair + 1) * pair_bytes],
+        groups,
+    };
+    if tiles.is_empty() {
         return;
     }
-    let expanded_bytes = PANELS * groups * w.format.expanded_bytes();
-    let per_strip = (STRIP_BYTES / expanded_bytes.max(1)).max(1);
-    STRIP.with_borrow_mut(|strip| {
-        strip.resize(strip.len().max(per_strip * expanded_bytes), 0);
-        for first in pairs.clone().step_by(per_strip) {
-            let count = per_strip.min(pairs.end - first);
-            let strip = &mut strip[..count * expanded_bytes];
-            let panels = strip.chunks_exact_mut(expanded_bytes / PANELS);
-            let packed =
-                (first..first + count).flat_map(|pair| packed(pair).chunks_exact(w.panel_bytes()));
-            for (out, panel) in panels.zip(packed) {
-                expand(level, w.format, panel, out);
+    if tiles.len() == 1 || level == CpuLevel::Scalar {
+        for pair in pairs {
+            for (index, tile) in tiles.iter().enumerate() {
+                let sums = packed(pair).times(level, tile);
+                write(w, pair, index, &sums[..tile.rows], out);
             }
-            let mut first_row = 0;
-            for tile in x.tiles() {
-                for (bytes, pair) in strip.chunks_exact(expanded_bytes).zip(first..) {
-                    write(
-                        w,
-                        pair,
-                        first_row,
-                        &times(level, w, bytes, true, tile)[..tile.rows],
-                        out,
-                    );
+        }
+    } else if tiles.len() <= FEW_TILES {
+        for pair in pairs {
+            let all = packed(pair).times_few(level, tiles);
+            for (index, (sums, tile)) in all.iter().zip(tiles).enumerate() {
+                write(w, pair, index, &sums[..tile.rows], out);
+            }
+        }
+    } else {
+        expand_and_multiply(level, tiles, w, pairs, out);
+    }
+}
+
+/// [`multiply`] for many tiles: the weights are expanded first, once for all of them.
+fn expand_and_multiply(
+    level: CpuLevel,
+    tiles: &[Tile],
+    w: &QMatrix,
+    pairs: Range<usize>,
+    out: &Disjoint<'_, f32>,
+) {
+    let (format, groups, panel_bytes) = (w.format, w.cols / GROUP, w.panel_bytes());
+    let expanded_bytes = groups * format.expanded_bytes();
+    let per_strip = (STRIP_BYTES / (PANELS * expanded_bytes).max(1)).max(1);
+    STRIP.with_borrow_mut(|strip| {
+        strip.resize(strip.len().max(per_strip * PANELS * expanded_bytes), 0);
+        for first in pairs.clone().step_by(per_strip) {
+            let count = PANELS * per_strip.min(pairs.end - first);
+            let strip = &mut strip[..count * expanded_bytes];
+            let packed = &w.packed[first * PANELS * panel_bytes..][..count * panel_bytes];
+            let panels = packed.chunks_exact(panel_bytes);
+            for (out, panel) in strip.chunks_exact_mut(expanded_bytes).zip(panels) {
+                expand(level, format, panel, out);
+            }
+            for (index, tile) in tiles.iter().enumerate() {
+                for (bytes, pair) in strip.chunks_exact(PANELS * expanded_bytes).zip(first..) {
+                    let pair_of_panels = Pair {
+                        format,
+                        bytes,
+                        groups,
+                    };
+                    let sums = pair_of_panels.expanded_times(level, tile);
+                    write(w, pair, index, &sums[..tile.rows], out);
                 }
-                first_row += tile.rows;
             }
         }
     });
 }
 
-/// A pair of panels of `w`, packed or expanded, times a tile.
-fn times(level: CpuLevel, w: &QMatrix, bytes: &[u8], expanded: bool, tile: &Tile) -> Sums {
-    let mut y = Sums::default();
-    let pair = Pair {
-        format: w.format,
-        bytes,
-        expanded,
-        groups: w.cols / GROUP,
-    };
-    pair.times(level, tile, &mut y);
-    y
-}
-
-/// Writes the sums of a tile's rows to the rows of the result from `first_row` on.
+/// Writes the sums of tile `tile`'s rows.
 #[allow(unsafe_code)]
 fn write(
     w: &QMatrix,
     pair: usize,
-    first_row: usize,
+    tile: usize,
     sums: &[[[f32; PANEL_ROWS]; PANELS]],
     out: &Disjoint<'_, f32>,
 ) {
     let first = pair * PAIR_ROWS;
     let valid = PAIR_ROWS.min(w.rows - first);
-    for (row, sums) in (first_row..).zip(sums) {
+    for (row, sums) in (tile * TILE_ROWS..).zip(sums) {
         // SAFETY: this task alone writes these columns.
         let out = unsafe { out.part(row * w.rows + first, valid) };
         out.copy_from_slice(&sums.as_flattened()[..valid]);
