@@ -1,4 +1,7 @@
-//! Float tiles on the CPU: one weight row, read from beginning to end, times up to six activation rows in twelve accumulators.
+//! Float tiles on the CPU: two weight rows times three activation rows in twelve accumulators.
+//!
+//! Twelve hide the latency of a fused multiply-add, and of all shapes this one loads least. With fewer activation rows memory is what
+//! is waited for: then one weight row is read after the other, from beginning to end.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
@@ -19,7 +22,7 @@ use crate::threads::Disjoint;
 /// copies of activations cost little.
 pub(super) const ROWS_PER_TASK: usize = 64;
 /// Activation rows that one pass over a task's weight rows uses.
-const X_ROWS: usize = 6;
+const X_ROWS: usize = 3;
 /// Bytes of activations that stay in the first-level cache while all weight rows of the task pass over them.
 const X_BYTES: usize = 12 * 1024;
 /// How far ahead weights are fetched.
@@ -98,7 +101,7 @@ pub(super) fn rows(
     );
 }
 
-/// Some weight rows times up to six activation rows.
+/// Some weight rows times up to three activation rows.
 struct Task<'a> {
     level: CpuLevel,
     /// From the first activation row on.
@@ -123,9 +126,22 @@ impl Task<'_> {
         for from in (0..self.k).step_by(part) {
             let features = from..self.k.min(from + part);
             self.pack(features.clone(), packed);
-            for (row, sums) in sums.chunks_exact_mut(step).enumerate() {
-                let w = &self.w[(row * self.k + from) * size..][..features.len() * size];
-                add_products::<ENC>(self.level, w, packed, m, sums);
+            let mut row = 0;
+            while row < self.count {
+                let together = if m == X_ROWS {
+                    2.min(self.count - row)
+                } else {
+                    1
+                };
+                let weights = Weights {
+                    bytes: &self.w[(row * self.k + from) * size..],
+                    stride: self.k * size,
+                    rows: together,
+                    k: features.len(),
+                };
+                let sums = &mut sums[row * step..(row + together) * step];
+                weights.add_products::<ENC>(self.level, packed, m, sums);
+                row += together;
             }
         }
     }
@@ -196,34 +212,49 @@ unsafe fn finish_body<V: Simd>(sums: &[f32], stride: usize, out: &mut [f32]) {
     }
 }
 
-/// Part of one weight row times packed activations of `m` rows: adds to the partial sums `[m][16]`.
-fn add_products<const ENC: u8>(level: CpuLevel, w: &[u8], x: &[f32], m: usize, sums: &mut [f32]) {
-    let k = w.len() / if ENC == F32 { 4 } else { 2 };
-    // What the kernels read and write through pointers, checked once.
-    assert!(x.len() == k.div_ceil(SUM_LANES) * m * SUM_LANES && sums.len() == m * SUM_LANES);
-    let (w, x, sums) = (w.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
-    // SAFETY: `k` elements of one and `m` rows, as checked above.
-    unsafe {
-        match m {
-            1 => tile::<ENC, 1>(level, w, x, k, sums),
-            2 => tile::<ENC, 2>(level, w, x, k, sums),
-            3 => tile::<ENC, 3>(level, w, x, k, sums),
-            4 => tile::<ENC, 4>(level, w, x, k, sums),
-            5 => tile::<ENC, 5>(level, w, x, k, sums),
-            6 => tile::<ENC, 6>(level, w, x, k, sums),
-            other => unreachable!("{other} activation rows"),
+/// A part of one or two weight rows.
+struct Weights<'a> {
+    /// From the part of the first row on.
+    bytes: &'a [u8],
+    /// Bytes from a row to the next.
+    stride: usize,
+    rows: usize,
+    /// Elements of the part.
+    k: usize,
+}
+
+impl Weights<'_> {
+    /// Times packed activations of `m` rows: adds to the partial sums `[rows][m][16]`.
+    fn add_products<const ENC: u8>(&self, level: CpuLevel, x: &[f32], m: usize, sums: &mut [f32]) {
+        let size = if ENC == F32 { 4 } else { 2 };
+        // What the kernels read and write through pointers, checked once.
+        assert!(self.bytes.len() >= (self.rows - 1) * self.stride + self.k * size);
+        assert!(x.len() == self.k.div_ceil(SUM_LANES) * m * SUM_LANES);
+        assert!(sums.len() == self.rows * m * SUM_LANES);
+        let (w, x, sums) = (self.bytes.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
+        let (stride, k) = (self.stride, self.k);
+        // SAFETY: so many elements and rows, as checked above.
+        unsafe {
+            match (self.rows, m) {
+                (1, 1) => tile::<ENC, 1, 1>(level, w, stride, x, k, sums),
+                (1, 2) => tile::<ENC, 1, 2>(level, w, stride, x, k, sums),
+                (1, 3) => tile::<ENC, 1, 3>(level, w, stride, x, k, sums),
+                (2, 3) => tile::<ENC, 2, 3>(level, w, stride, x, k, sums),
+                (r, m) => unreachable!("{r} weight rows times {m} activation rows"),
+            }
         }
     }
 }
 
 simd_kernel! {
-    /// `k` elements of a weight row times `M` packed activation rows.
-    unsafe fn tile<const ENC: u8, const M: usize>(w: *const u8, x: *const f32, k: usize, sums: *mut f32) = tile_body
+    /// `k` elements of `R` weight rows, `stride` bytes apart, times `M` packed activation rows.
+    unsafe fn tile<const ENC: u8, const R: usize, const M: usize>(w: *const u8, stride: usize, x: *const f32, k: usize, sums: *mut f32) = tile_body
 }
 
 #[inline(always)]
-unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize>(
+unsafe fn tile_body<V: Simd, const ENC: u8, const R: usize, const M: usize>(
     w: *const u8,
+    stride: usize,
     x: *const f32,
     k: usize,
     sums: *mut f32,
@@ -231,37 +262,52 @@ unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize>(
     let bytes = if ENC == F32 { 4 } else { 2 };
     // SAFETY: the caller has checked the sizes; the last elements are copied into whole vectors.
     unsafe {
-        let mut acc = [[V::splat(0.0); 2]; M];
-        for m in 0..M {
-            for half in 0..2 {
-                acc[m][half] = V::load(sums.add(m * SUM_LANES + half * LANES));
+        let mut acc = [[[V::splat(0.0); 2]; M]; R];
+        let sum =
+            |r: usize, m: usize, half: usize| sums.add((r * M + m) * SUM_LANES + half * LANES);
+        for r in 0..R {
+            for m in 0..M {
+                for half in 0..2 {
+                    acc[r][m][half] = V::load(sum(r, m, half));
+                }
             }
         }
         let (mut w, mut x) = (w, x);
         for _ in 0..k / SUM_LANES {
-            V::prefetch(w.wrapping_add(PREFETCH_BYTES));
+            if R == 1 {
+                V::prefetch(w.wrapping_add(PREFETCH_BYTES));
+            }
             for half in 0..2 {
-                let weights = load::<V, ENC>(w.add(half * LANES * bytes));
+                let mut weights = [V::splat(0.0); R];
+                for r in 0..R {
+                    weights[r] = load::<V, ENC>(w.add(r * stride + half * LANES * bytes));
+                }
                 for m in 0..M {
                     let activations = V::load(x.add(m * SUM_LANES + half * LANES));
-                    acc[m][half] = V::fma(weights, activations, acc[m][half]);
+                    for r in 0..R {
+                        acc[r][m][half] = V::fma(weights[r], activations, acc[r][m][half]);
+                    }
                 }
             }
             w = w.add(SUM_LANES * bytes);
             x = x.add(M * SUM_LANES);
         }
         if !k.is_multiple_of(SUM_LANES) {
-            let weights = tail::<V, ENC>(w, k % SUM_LANES);
-            for m in 0..M {
-                for half in 0..2 {
-                    let activations = V::load(x.add(m * SUM_LANES + half * LANES));
-                    acc[m][half] = V::fma(weights[half], activations, acc[m][half]);
+            for r in 0..R {
+                let weights = tail::<V, ENC>(w.add(r * stride), k % SUM_LANES);
+                for m in 0..M {
+                    for half in 0..2 {
+                        let activations = V::load(x.add(m * SUM_LANES + half * LANES));
+                        acc[r][m][half] = V::fma(weights[half], activations, acc[r][m][half]);
+                    }
                 }
             }
         }
-        for m in 0..M {
-            for half in 0..2 {
-                V::store(sums.add(m * SUM_LANES + half * LANES), acc[m][half]);
+        for r in 0..R {
+            for m in 0..M {
+                for half in 0..2 {
+                    V::store(sum(r, m, half), acc[r][m][half]);
+                }
             }
         }
     }
