@@ -170,7 +170,7 @@ fn by_row(c: &mut Criterion) {
         let positions: Vec<u32> = (0..rows as u32).collect();
         let table = rope_table(&ctx, &positions, &values(32), 1.0);
         c.bench_function(&format!("rope/{rows}x2048"), |b| {
-            b.iter(|| rope(&ctx, &mut y, 64, Pairing::Halves, &table))
+            b.iter(|| rope(&ctx, &mut y, 64, Pairing::Interleaved, &table))
         });
     }
 }

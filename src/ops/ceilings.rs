@@ -44,10 +44,8 @@ impl Ceilings {
         let macs = |per_round: usize| (per_round * ROUNDS * threads) as f64;
         Self {
             read_bytes,
-            int8_macs: macs(INT8_MACS)
-                / median(|| on_all_threads(ctx, |level| unsafe { int8(level) })),
-            f32_macs: macs(F32_MACS)
-                / median(|| on_all_threads(ctx, |level| unsafe { f32s(level) })),
+            int8_macs: macs(INT8_MACS) / median(|| on_all_threads(ctx, int8_on_level)),
+            f32_macs: macs(F32_MACS) / median(|| on_all_threads(ctx, f32_on_level)),
         }
     }
 
@@ -77,6 +75,16 @@ fn read(ctx: &Context, buffer: &[u8], threads: usize) {
         // SAFETY: the level was detected on this CPU.
         black_box(unsafe { sum(ctx.level(), &buffer[i * part..(i + 1) * part]) });
     });
+}
+
+fn int8_on_level(level: super::CpuLevel) -> f32 {
+    // SAFETY: the level was detected on this CPU.
+    unsafe { int8(level) }
+}
+
+fn f32_on_level(level: super::CpuLevel) -> f32 {
+    // SAFETY: the level was detected on this CPU.
+    unsafe { f32s(level) }
 }
 
 fn on_all_threads(ctx: &Context, work: impl Fn(super::CpuLevel) -> f32 + Sync) {

@@ -239,7 +239,13 @@ mod tests {
                 let raw = RawMatrix::new(8, 256, encoding, Arc::new(bytes)).unwrap();
                 // Signs that change with every run of so many features.
                 for run in [1, 2, 4, 8, 16, 256] {
-                    let sign = |i: usize| if i / run % 2 == 0 { 1.0 } else { -1.0 };
+                    let sign = |i: usize| {
+                        if (i / run).is_multiple_of(2) {
+                            1.0
+                        } else {
+                            -1.0
+                        }
+                    };
                     let mut x: Vec<f32> = (0..8 * 256).map(sign).collect();
                     x[7 * 256..].fill(-1.0);
                     let expected = oracle::qmatmul(&x, 8, &raw);
