@@ -6,6 +6,11 @@
 //!
 //! Absolute times of a shared machine prove nothing: compare runs of one session, or use `scripts/bench-vs-llamacpp.sh`.
 
+#![allow(
+    missing_docs,
+    reason = "the macros of criterion make functions without them"
+)]
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,7 +63,11 @@ fn fork_join(c: &mut Criterion) {
     let ctx = context();
     let tasks = ctx.pool().num_threads();
     c.bench_function("fork_join", |b| {
-        b.iter(|| ctx.pool().run(tasks, |i| drop(black_box(i))))
+        b.iter(|| {
+            ctx.pool().run(tasks, |i| {
+                black_box(i);
+            })
+        })
     });
 }
 
@@ -170,7 +179,7 @@ fn by_row(c: &mut Criterion) {
         let positions: Vec<u32> = (0..rows as u32).collect();
         let table = rope_table(&ctx, &positions, &values(32), 1.0);
         c.bench_function(&format!("rope/{rows}x2048"), |b| {
-            b.iter(|| rope(&ctx, &mut y, 64, Pairing::Interleaved, &table))
+            b.iter(|| rope(&ctx, &mut y, 64, Pairing::HalfSplit, &table))
         });
     }
 }
