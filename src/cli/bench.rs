@@ -36,7 +36,6 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
         None => None,
     };
     let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
-    let ceilings = Ceilings::measure(&ctx);
     let model = match &located {
         Some(located) => Some(measure(args, &ctx, located)?),
         None => None,
@@ -44,7 +43,8 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     let report = Report {
         threads: ctx.pool().num_threads(),
         level: ctx.level(),
-        ceilings,
+        // Last: what it allocates is not the model's peak.
+        ceilings: Ceilings::measure(&ctx),
         model,
     };
     report.print(args, printer)?;
