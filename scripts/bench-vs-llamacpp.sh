@@ -14,14 +14,6 @@ cache=${OXYDLLM_CI_CACHE:-$HOME/.cache/oxydllm}
 mkdir -p "$cache"
 # shellcheck source=scripts/llama-cpp.sh
 . "$root/scripts/llama-cpp.sh"
-
-python=$cache/venv-perplexity/bin/python
-requirements=$root/scripts/check-perplexity.txt
-if ! cmp -s "$requirements" "$cache/venv-perplexity/installed.txt"; then
-    python3 -m venv --clear "$cache/venv-perplexity"
-    "$python" -m pip install --quiet --disable-pip-version-check gguf==0.19.0 numpy safetensors
-    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$requirements"
-    cp "$requirements" "$cache/venv-perplexity/installed.txt"
-fi
+prepare_python "$root" "$cache"
 [ -n "${LLAMA_CPP_BIN:-}" ] || build_llama_cpp "$python" "$cache" llama-bench llama-batched-bench llama-completion
 exec "$python" "$root/scripts/bench/compare.py" --bin "$root/target/release/oxydllm" --llama "$LLAMA_CPP_BIN" --cache "$cache" "$@"

@@ -12,22 +12,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${OXYDLLM_CI_CACHE:-$HOME/.cache/oxydllm}
 mkdir -p "$cache"
 
-say() { printf '%s\n' "$*" >&2; }
-
-prepare_python() {
-    python=$cache/venv-perplexity/bin/python
-    requirements=$root/scripts/check-perplexity.txt
-    if ! cmp -s "$requirements" "$cache/venv-perplexity/installed.txt"; then
-        say "installing the models and Python packages into $cache/venv-perplexity"
-        python3 -m venv --clear "$cache/venv-perplexity"
-        "$python" -m pip install --quiet --disable-pip-version-check gguf==0.19.0 numpy safetensors
-        "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$requirements"
-        cp "$requirements" "$cache/venv-perplexity/installed.txt"
-    fi
-}
-
-prepare_python
 # shellcheck source=scripts/llama-cpp.sh
 . "$root/scripts/llama-cpp.sh"
+prepare_python "$root" "$cache"
 [ -n "${LLAMA_CPP_BIN:-}" ] || build_llama_cpp "$python" "$cache" llama-perplexity llama-completion llama-tokenize
 exec "$python" "$root/scripts/check-perplexity.py" --bin "$root/target/release/oxydllm" --llama "$LLAMA_CPP_BIN" --cache "$cache" "$@"

@@ -1,7 +1,19 @@
-# Sourced by scripts that compare with llama.cpp: `build_llama_cpp PYTHON CACHE TARGET...` sets $LLAMA_CPP_BIN to a folder with
-# those programs, built once from the sources in the PyPI package llama-cpp-python, for this machine, with the project's default flags.
-# Needs cmake and a C++ compiler. shellcheck shell=sh
+# Sourced by scripts that compare with llama.cpp. shellcheck shell=sh
 
+# prepare_python ROOT CACHE: sets $python to one that has the models and packages of the comparisons, installed once.
+prepare_python() {
+    python=$2/venv-perplexity/bin/python
+    requirements=$1/scripts/check-perplexity.txt
+    cmp -s "$requirements" "$2/venv-perplexity/installed.txt" && return
+    printf '%s\n' "installing the models and Python packages into $2/venv-perplexity" >&2
+    python3 -m venv --clear "$2/venv-perplexity"
+    "$python" -m pip install --quiet --disable-pip-version-check gguf==0.19.0 numpy safetensors
+    "$python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$requirements"
+    cp "$requirements" "$2/venv-perplexity/installed.txt"
+}
+
+# build_llama_cpp PYTHON CACHE TARGET...: sets $LLAMA_CPP_BIN to a folder with those programs, built once from the sources in the PyPI
+# package llama-cpp-python, for this machine, with the project's default flags. Needs cmake and a C++ compiler.
 build_llama_cpp() {
     python=$1 folder=$2/llama.cpp
     shift 2

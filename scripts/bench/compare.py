@@ -11,14 +11,13 @@ import importlib.util
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
 
 ONE_B = ["Q4_K", "Q4_0", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL"]
 SLOWEST = ["Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K"]
@@ -76,10 +75,6 @@ class Models:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module.gemma(self.cache)
-
-
-def median(values):
-    return statistics.median(values)
 
 
 def compare(peers, ours, theirs):
