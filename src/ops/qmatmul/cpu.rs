@@ -5,18 +5,14 @@
     reason = "an index stands for a row or lane in several arrays at once"
 )]
 
-use super::GROUP;
 use super::activations::{ROW_WORDS, TILE_ROWS, Tile, word};
-use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
+use super::groups::{
+    CHUNKS, ExpandedGroup, Factors, Group, Header, PackedGroup, expand_group, format_of,
+};
 use super::layout::{Codes, Format, MAX_EXPANDED_BYTES, PANEL_ROWS, Scheme};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
-use crate::quant::layout::IQ4_NL_VALUES;
 
-/// Four-feature chunks of a record.
-const CHUNKS: usize = GROUP / 4;
-/// Bytes of a vector.
-const VECTOR: usize = 32;
 /// How far ahead weights are fetched.
 const PREFETCH_BYTES: usize = 1024;
 /// Panels that a kernel multiplies at once: each broadcast activation then serves two of them.
@@ -186,10 +182,6 @@ unsafe fn packed_row_body<V: Simd, const F: u8>(
     unsafe { packed_body::<V, F, 1>(panels, blocks, tile, y) }
 }
 
-const fn format_of(number: u8) -> Format {
-    Format::ALL[number as usize]
-}
-
 /// How many chunks fit into an accumulator before it must be widened (see `Simd::acc_add`).
 const fn chunks_per_acc(format: Format) -> usize {
     match format.codes() {
@@ -232,7 +224,7 @@ unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
                     header: headers[p],
                 });
                 while x.next::<V, _, F, M>(&group, &mut sums) {}
-                records = records.map(|p| p.add(format.code_bytes() + format.scale_bytes()));
+                records = records.map(|p| p.add(format.record_bytes()));
             }
         }
         store::<V, M>(&sums, y);
@@ -242,7 +234,7 @@ unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
 /// Asks for the record that lies some way ahead, in this panel or whatever follows it.
 #[inline(always)]
 unsafe fn prefetch_record<V: Simd, const F: u8>(record: *const u8) {
-    let bytes = const { format_of(F).code_bytes() + format_of(F).scale_bytes() };
+    let bytes = const { format_of(F).record_bytes() };
     for line in (0..bytes).step_by(64) {
         // SAFETY: a hint, which need not be readable.
         unsafe { V::prefetch(record.wrapping_add(PREFETCH_BYTES + line)) };
@@ -283,7 +275,7 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
                     while walks[t].next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
                     store::<V, TILE_ROWS>(&sums, &mut y[t]);
                 }
-                records = records.map(|p| p.add(format.code_bytes() + format.scale_bytes()));
+                records = records.map(|p| p.add(format.record_bytes()));
             }
         }
     }
@@ -361,144 +353,6 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Scales of the eight rows that hold for a whole block.
-#[derive(Clone, Copy)]
-struct Header<V: Simd> {
-    d: V::F32,
-    /// Negative, as it is subtracted.
-    neg_dmin: V::F32,
-}
-
-impl<V: Simd> Header<V> {
-    #[inline(always)]
-    unsafe fn load<const F: u8>(p: *const u8) -> Self {
-        let bytes = const { format_of(F).header_bytes() };
-        // SAFETY: the header has 0, 16 or 32 bytes.
-        unsafe {
-            let zero = V::splat(0.0);
-            Self {
-                d: if bytes >= 16 { V::load_f16(p) } else { zero },
-                neg_dmin: if bytes >= 32 {
-                    V::sub(zero, V::load_f16(p.add(16)))
-                } else {
-                    zero
-                },
-            }
-        }
-    }
-}
-
-/// What the integer sums of a group are multiplied with, per row of a panel. What a scheme does not have is zero.
-#[derive(Clone, Copy)]
-struct Factors<V: Simd> {
-    /// Times the activation scale times the dot product.
-    scale: V::F32,
-    /// Times the activations' scaled sum, or with `mins` times the activation scale.
-    min: V::F32,
-    /// Integer scales of the first and the second 16 features, in both halves of a lane.
-    halves: [V::I32; 2],
-    /// Integer mins of the first and the second 16 features, as two i16.
-    mins: V::I32,
-}
-
-/// A record of a panel.
-trait Group<V: Simd> {
-    /// Chunk `c` as unsigned codes, or as signed bytes in the formats that have those.
-    unsafe fn chunk(&self, c: usize) -> V::Bytes;
-    unsafe fn factors(&self) -> Factors<V>;
-}
-
-struct PackedGroup<V: Simd, const F: u8> {
-    record: *const u8,
-    header: Header<V>,
-}
-
-impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
-    #[inline(always)]
-    unsafe fn chunk(&self, c: usize) -> V::Bytes {
-        // SAFETY: the caller's duty.
-        unsafe { chunk::<V, F>(self.record, c) }
-    }
-
-    #[inline(always)]
-    unsafe fn factors(&self) -> Factors<V> {
-        // SAFETY: the record's scales have `scale_bytes`.
-        unsafe {
-            let scales = self.record.add(const { format_of(F).code_bytes() });
-            let mut factors = Factors {
-                scale: self.header.d,
-                min: self.header.neg_dmin,
-                halves: [V::splat_i32(0); 2],
-                mins: V::splat_i32(0),
-            };
-            match const { format_of(F).scheme() } {
-                Scheme::Scale { .. } => factors.scale = V::load_f16(scales),
-                Scheme::ScaleMin => {
-                    factors.scale = V::load_f16(scales);
-                    factors.min = V::load_f16(scales.add(16));
-                }
-                Scheme::KScaleMin => {
-                    let float = |p| V::to_f32(V::load_u8_i32(p));
-                    factors.scale = V::mul(self.header.d, float(scales));
-                    factors.min = V::mul(self.header.neg_dmin, float(scales.add(8)));
-                }
-                Scheme::KScale16 { .. } => {
-                    let pairs = V::load_i8_i16(scales);
-                    factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
-                }
-                Scheme::KScaleMin16 => {
-                    let pairs = V::load_i8_i16(scales);
-                    factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
-                    factors.mins = V::load_i8_i16(scales.add(16));
-                }
-            }
-            factors
-        }
-    }
-}
-
-/// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has.
-struct ExpandedGroup<const F: u8> {
-    record: *const u8,
-}
-
-impl<V: Simd, const F: u8> Group<V> for ExpandedGroup<F> {
-    #[inline(always)]
-    unsafe fn chunk(&self, c: usize) -> V::Bytes {
-        // SAFETY: eight vectors of codes.
-        unsafe { V::load_bytes(self.record.add(c * VECTOR)) }
-    }
-
-    #[inline(always)]
-    unsafe fn factors(&self) -> Factors<V> {
-        let has = |vector: usize| vector < const { format_of(F).factor_vectors() };
-        // SAFETY: the record ends with `factor_vectors` vectors.
-        unsafe {
-            let p = self.record.add(CHUNKS * VECTOR);
-            let float = |i: usize| {
-                if has(i) {
-                    V::load(p.add(i * VECTOR).cast())
-                } else {
-                    V::splat(0.0)
-                }
-            };
-            let int = |i: usize| {
-                if has(i) {
-                    V::load_i32(p.add(i * VECTOR).cast())
-                } else {
-                    V::splat_i32(0)
-                }
-            };
-            Factors {
-                scale: float(0),
-                min: float(1),
-                halves: [int(2), int(3)],
-                mins: int(4),
-            }
-        }
-    }
-}
-
 #[inline(always)]
 unsafe fn expand_body<V: Simd, const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) {
     let format = const { format_of(F) };
@@ -510,34 +364,9 @@ unsafe fn expand_body<V: Simd, const F: u8>(panel: *const u8, blocks: usize, out
             record = record.add(format.header_bytes());
             for _ in 0..format.groups_per_block() {
                 expand_group::<V, F>(&PackedGroup { record, header }, out);
-                record = record.add(format.code_bytes() + format.scale_bytes());
+                record = record.add(format.record_bytes());
                 out = out.add(format.expanded_bytes());
             }
-        }
-    }
-}
-
-/// Writes a record as an expanded one.
-#[inline(always)]
-unsafe fn expand_group<V: Simd, const F: u8>(group: &PackedGroup<V, F>, out: *mut u8) {
-    let count = const { format_of(F).factor_vectors() };
-    // SAFETY: an expanded record has eight vectors of codes and `count` of factors.
-    unsafe {
-        for c in 0..CHUNKS {
-            V::store_bytes(out.add(c * VECTOR), group.chunk(c));
-        }
-        let factors = group.factors();
-        let p = out.add(CHUNKS * VECTOR);
-        V::store(p.cast(), factors.scale);
-        if count > 1 {
-            V::store(p.add(VECTOR).cast(), factors.min);
-        }
-        if count > 2 {
-            V::store_i32(p.add(2 * VECTOR).cast(), factors.halves[0]);
-            V::store_i32(p.add(3 * VECTOR).cast(), factors.halves[1]);
-        }
-        if count > 4 {
-            V::store_i32(p.add(4 * VECTOR).cast(), factors.mins);
         }
     }
 }
@@ -659,52 +488,6 @@ unsafe fn start<V: Simd, const F: u8, const M: usize>(x: *const i32, c: usize, m
             _ => V::acc_zero(),
         }
     }
-}
-
-/// Chunk `c` of a record: unsigned codes, or signed bytes in the formats that have those.
-#[inline(always)]
-unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
-    // SAFETY: planes lie inside the record.
-    unsafe {
-        match const { format_of(F).codes() } {
-            Codes::Nibbles => nibbles::<V>(record, c),
-            Codes::NibblesBits => V::or(
-                nibbles::<V>(record, c),
-                bits_to_4::<V>(V::load_bytes(record.add(128)), c),
-            ),
-            Codes::NibblesPairs => V::or(
-                nibbles::<V>(record, c),
-                pairs_to_4::<V>(V::load_bytes(record.add(128 + c % 2 * VECTOR)), c / 2),
-            ),
-            Codes::PairsBits => V::or(
-                pairs::<V>(record, c),
-                bits_to_2::<V>(V::load_bytes(record.add(64)), c),
-            ),
-            Codes::Pairs => pairs::<V>(record, c),
-            Codes::Bytes => V::load_bytes(record.add(c * VECTOR)),
-            Codes::Table => V::lookup16(IQ4_NL_VALUES.as_ptr(), nibbles::<V>(record, c)),
-        }
-    }
-}
-
-#[inline(always)]
-unsafe fn nibbles<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
-    // SAFETY: four vectors of nibbles.
-    unsafe {
-        let plane = V::load_bytes(planes.add(c % 4 * VECTOR));
-        if c < 4 {
-            low_nibbles::<V>(plane)
-        } else {
-            high_nibbles::<V>(plane)
-        }
-    }
-}
-
-/// Bit pairs of chunk `c`, at bit 0.
-#[inline(always)]
-unsafe fn pairs<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
-    // SAFETY: two vectors of pairs.
-    unsafe { pairs_to_0::<V>(V::load_bytes(planes.add(c % 2 * VECTOR)), c / 2) }
 }
 
 const _: () = assert!(PANEL_ROWS == LANES);

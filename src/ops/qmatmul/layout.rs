@@ -180,6 +180,11 @@ impl Format {
         }
     }
 
+    /// Bytes of one record.
+    pub(super) const fn record_bytes(self) -> usize {
+        self.code_bytes() + self.scale_bytes()
+    }
+
     /// Vectors of factors in an expanded record (`cpu.rs`).
     pub(super) const fn factor_vectors(self) -> usize {
         match self.scheme() {
@@ -197,7 +202,7 @@ impl Format {
 
     /// Bytes of one block of a panel.
     pub(super) const fn block_bytes(self) -> usize {
-        self.header_bytes() + self.groups_per_block() * (self.code_bytes() + self.scale_bytes())
+        self.header_bytes() + self.groups_per_block() * self.record_bytes()
     }
 
     /// Bytes of a panel of rows of `cols` elements; `None` when they are no whole number of blocks.

@@ -8,11 +8,12 @@
 //! Weights are copied once, at load, into an interleaved layout (`layout.rs`): eight rows side by side, so that one
 //! vector lane is one output and nothing ever crosses lanes. A format is a *code width* and a *scale scheme*; the
 //! microkernel (`cpu.rs`) is generic over both, over the rows of activations it takes at once, and over the vector type.
-//! `tiles.rs` walks it over a matrix.
+//! `groups.rs` gives it the weights, `tiles.rs` walks it over a matrix.
 
 mod activations;
 mod bits;
 mod cpu;
+mod groups;
 mod layout;
 #[cfg(test)]
 mod oracle;

@@ -80,7 +80,7 @@ unsafe fn kernel_body<V: Simd, const F: u8>(
             for group in 0..format.groups_per_block() {
                 let codes = blocks.map(|block| row_codes::<V, F>(block, group));
                 write_codes::<V, F>(&V::transpose8(codes), record);
-                record = record.add(format.code_bytes() + format.scale_bytes());
+                record = record.add(format.record_bytes());
             }
             out = record;
         }
@@ -223,7 +223,7 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, out: *mut u8) {
         };
         let scales = |group: usize| {
             let records = out.add(format.header_bytes());
-            records.add(group * (format.code_bytes() + format.scale_bytes()) + format.code_bytes())
+            records.add(group * format.record_bytes() + format.code_bytes())
         };
         let (d, min) = const { half_offsets(Format::ALL[F as usize]) };
         let mut low = [0_u8; 16];

@@ -1,0 +1,225 @@
+//! What the microkernel sees of a group of weights: chunks of codes and factors, from a packed record or an expanded one.
+#![allow(unsafe_code)]
+
+use super::GROUP;
+use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
+use super::layout::{Codes, Format, Scheme};
+use crate::ops::simd::Simd;
+use crate::quant::layout::IQ4_NL_VALUES;
+
+/// Four-feature chunks of a record.
+pub(super) const CHUNKS: usize = GROUP / 4;
+/// Bytes of a vector.
+pub(super) const VECTOR: usize = 32;
+pub(super) const fn format_of(number: u8) -> Format {
+    Format::ALL[number as usize]
+}
+
+/// Scales of the eight rows that hold for a whole block.
+#[derive(Clone, Copy)]
+pub(super) struct Header<V: Simd> {
+    pub(super) d: V::F32,
+    /// Negative, as it is subtracted.
+    pub(super) neg_dmin: V::F32,
+}
+
+impl<V: Simd> Header<V> {
+    #[inline(always)]
+    pub(super) unsafe fn load<const F: u8>(p: *const u8) -> Self {
+        let bytes = const { format_of(F).header_bytes() };
+        // SAFETY: the header has 0, 16 or 32 bytes.
+        unsafe {
+            let zero = V::splat(0.0);
+            Self {
+                d: if bytes >= 16 { V::load_f16(p) } else { zero },
+                neg_dmin: if bytes >= 32 {
+                    V::sub(zero, V::load_f16(p.add(16)))
+                } else {
+                    zero
+                },
+            }
+        }
+    }
+}
+
+/// What the integer sums of a group are multiplied with, per row of a panel. What a scheme does not have is zero.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<V: Simd> {
+    /// Times the activation scale times the dot product.
+    pub(super) scale: V::F32,
+    /// Times the activations' scaled sum, or with `mins` times the activation scale.
+    pub(super) min: V::F32,
+    /// Integer scales of the first and the second 16 features, in both halves of a lane.
+    pub(super) halves: [V::I32; 2],
+    /// Integer mins of the first and the second 16 features, as two i16.
+    pub(super) mins: V::I32,
+}
+
+/// A record of a panel.
+pub(super) trait Group<V: Simd> {
+    /// Chunk `c` as unsigned codes, or as signed bytes in the formats that have those.
+    unsafe fn chunk(&self, c: usize) -> V::Bytes;
+    unsafe fn factors(&self) -> Factors<V>;
+}
+
+pub(super) struct PackedGroup<V: Simd, const F: u8> {
+    pub(super) record: *const u8,
+    pub(super) header: Header<V>,
+}
+
+impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
+    #[inline(always)]
+    unsafe fn chunk(&self, c: usize) -> V::Bytes {
+        // SAFETY: the caller's duty.
+        unsafe { chunk::<V, F>(self.record, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors(&self) -> Factors<V> {
+        // SAFETY: the record's scales have `scale_bytes`.
+        unsafe {
+            let scales = self.record.add(const { format_of(F).code_bytes() });
+            let mut factors = Factors {
+                scale: self.header.d,
+                min: self.header.neg_dmin,
+                halves: [V::splat_i32(0); 2],
+                mins: V::splat_i32(0),
+            };
+            match const { format_of(F).scheme() } {
+                Scheme::Scale { .. } => factors.scale = V::load_f16(scales),
+                Scheme::ScaleMin => {
+                    factors.scale = V::load_f16(scales);
+                    factors.min = V::load_f16(scales.add(16));
+                }
+                Scheme::KScaleMin => {
+                    let float = |p| V::to_f32(V::load_u8_i32(p));
+                    factors.scale = V::mul(self.header.d, float(scales));
+                    factors.min = V::mul(self.header.neg_dmin, float(scales.add(8)));
+                }
+                Scheme::KScale16 { .. } => {
+                    let pairs = V::load_i8_i16(scales);
+                    factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
+                }
+                Scheme::KScaleMin16 => {
+                    let pairs = V::load_i8_i16(scales);
+                    factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
+                    factors.mins = V::load_i8_i16(scales.add(16));
+                }
+            }
+            factors
+        }
+    }
+}
+
+/// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has.
+pub(super) struct ExpandedGroup<const F: u8> {
+    pub(super) record: *const u8,
+}
+
+impl<V: Simd, const F: u8> Group<V> for ExpandedGroup<F> {
+    #[inline(always)]
+    unsafe fn chunk(&self, c: usize) -> V::Bytes {
+        // SAFETY: eight vectors of codes.
+        unsafe { V::load_bytes(self.record.add(c * VECTOR)) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors(&self) -> Factors<V> {
+        let has = |vector: usize| vector < const { format_of(F).factor_vectors() };
+        // SAFETY: the record ends with `factor_vectors` vectors.
+        unsafe {
+            let p = self.record.add(CHUNKS * VECTOR);
+            let float = |i: usize| {
+                if has(i) {
+                    V::load(p.add(i * VECTOR).cast())
+                } else {
+                    V::splat(0.0)
+                }
+            };
+            let int = |i: usize| {
+                if has(i) {
+                    V::load_i32(p.add(i * VECTOR).cast())
+                } else {
+                    V::splat_i32(0)
+                }
+            };
+            Factors {
+                scale: float(0),
+                min: float(1),
+                halves: [int(2), int(3)],
+                mins: int(4),
+            }
+        }
+    }
+}
+
+/// Writes a record as an expanded one.
+#[inline(always)]
+pub(super) unsafe fn expand_group<V: Simd, const F: u8>(group: &PackedGroup<V, F>, out: *mut u8) {
+    let count = const { format_of(F).factor_vectors() };
+    // SAFETY: an expanded record has eight vectors of codes and `count` of factors.
+    unsafe {
+        for c in 0..CHUNKS {
+            V::store_bytes(out.add(c * VECTOR), group.chunk(c));
+        }
+        let factors = group.factors();
+        let p = out.add(CHUNKS * VECTOR);
+        V::store(p.cast(), factors.scale);
+        if count > 1 {
+            V::store(p.add(VECTOR).cast(), factors.min);
+        }
+        if count > 2 {
+            V::store_i32(p.add(2 * VECTOR).cast(), factors.halves[0]);
+            V::store_i32(p.add(3 * VECTOR).cast(), factors.halves[1]);
+        }
+        if count > 4 {
+            V::store_i32(p.add(4 * VECTOR).cast(), factors.mins);
+        }
+    }
+}
+
+/// Chunk `c` of a record: unsigned codes, or signed bytes in the formats that have those.
+#[inline(always)]
+unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
+    // SAFETY: planes lie inside the record.
+    unsafe {
+        match const { format_of(F).codes() } {
+            Codes::Nibbles => nibbles::<V>(record, c),
+            Codes::NibblesBits => V::or(
+                nibbles::<V>(record, c),
+                bits_to_4::<V>(V::load_bytes(record.add(128)), c),
+            ),
+            Codes::NibblesPairs => V::or(
+                nibbles::<V>(record, c),
+                pairs_to_4::<V>(V::load_bytes(record.add(128 + c % 2 * VECTOR)), c / 2),
+            ),
+            Codes::PairsBits => V::or(
+                pairs::<V>(record, c),
+                bits_to_2::<V>(V::load_bytes(record.add(64)), c),
+            ),
+            Codes::Pairs => pairs::<V>(record, c),
+            Codes::Bytes => V::load_bytes(record.add(c * VECTOR)),
+            Codes::Table => V::lookup16(IQ4_NL_VALUES.as_ptr(), nibbles::<V>(record, c)),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn nibbles<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
+    // SAFETY: four vectors of nibbles.
+    unsafe {
+        let plane = V::load_bytes(planes.add(c % 4 * VECTOR));
+        if c < 4 {
+            low_nibbles::<V>(plane)
+        } else {
+            high_nibbles::<V>(plane)
+        }
+    }
+}
+
+/// Bit pairs of chunk `c`, at bit 0.
+#[inline(always)]
+unsafe fn pairs<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
+    // SAFETY: two vectors of pairs.
+    unsafe { pairs_to_0::<V>(V::load_bytes(planes.add(c % 2 * VECTOR)), c / 2) }
+}
