@@ -303,6 +303,7 @@ impl Transformer {
             scale: c.attention_scale,
             window: layer_config.window,
             soft_cap: c.attention_soft_cap,
+            sinks: None,
         };
         let mixed = attention(ctx, &q, kv.layer(index), &step.rows, &options); // [tokens, heads * head_dim]
         let out = layer.o.forward(ctx, &Input::new(&mixed))?;
