@@ -107,13 +107,15 @@ impl Work<'_> {
     ) {
         let len = self.count(first) * record_len(self.pages.shape().value_dim);
         RECORDS.with_borrow_mut(|scratch| {
-            scratch.resize(scratch.len().max(2 * len), 0.0);
-            let (whole, span) = scratch[..2 * len].split_at_mut(len);
+            let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
+            scratch.resize(scratch.len().max(2 * len + own_len), 0.0);
+            let (own, records) = scratch.split_at_mut(own_len);
+            let (whole, span) = records[..2 * len].split_at_mut(len);
             clear(whole, len / self.count(first));
             for index in self.spans_of(first, self.count(first)) {
                 // SAFETY: the level stands for the instruction set; records have the length that the kernels assert.
                 unsafe {
-                    span_kernel(level, self, head, first, index, span);
+                    span_kernel(level, self, head, first, index, own, span);
                     merge_kernel(level, self, span, whole);
                 }
             }
@@ -132,8 +134,12 @@ impl Work<'_> {
         records: &mut [f32],
     ) {
         let index = self.spans().start + span;
-        // SAFETY: the level stands for the instruction set; records have the length that the kernel asserts.
-        unsafe { span_kernel(level, self, head, first, index, records) };
+        let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
+        RECORDS.with_borrow_mut(|own| {
+            own.resize(own.len().max(own_len), 0.0);
+            // SAFETY: the level stands for the instruction set; the kernel asserts the lengths.
+            unsafe { span_kernel(level, self, head, first, index, own, records) };
+        });
     }
 
     /// The outputs of the same rows from their records of all spans.
@@ -170,7 +176,7 @@ fn clear(records: &mut [f32], record: usize) {
 
 simd_kernel! {
     /// All tiles of span `span` for rows from `first` on: a record for each.
-    unsafe fn span_kernel(work: &Work<'_>, head: usize, first: usize, span: usize, records: &mut [f32]) = span_body
+    unsafe fn span_kernel(work: &Work<'_>, head: usize, first: usize, span: usize, own: &mut [f32], records: &mut [f32]) = span_body
 }
 
 #[inline(always)]
@@ -179,6 +185,7 @@ unsafe fn span_body<V: Simd>(
     head: usize,
     first: usize,
     span: usize,
+    own: &mut [f32],
     records: &mut [f32],
 ) {
     let record = record_len(work.pages.shape().value_dim);
@@ -199,10 +206,10 @@ unsafe fn span_body<V: Simd>(
             // SAFETY: the instruction set is the caller's duty.
             unsafe {
                 match rows.len() {
-                    1 => tile_rows::<V, 1>(work, head, rows, tile, ahead, records),
-                    2 => tile_rows::<V, 2>(work, head, rows, tile, ahead, records),
-                    3 => tile_rows::<V, 3>(work, head, rows, tile, ahead, records),
-                    _ => tile_rows::<V, 4>(work, head, rows, tile, ahead, records),
+                    1 => tile_rows::<V, 1>(work, head, rows, tile, ahead, own, records),
+                    2 => tile_rows::<V, 2>(work, head, rows, tile, ahead, own, records),
+                    3 => tile_rows::<V, 3>(work, head, rows, tile, ahead, own, records),
+                    _ => tile_rows::<V, 4>(work, head, rows, tile, ahead, own, records),
                 }
             }
             ahead = false;
@@ -210,19 +217,17 @@ unsafe fn span_body<V: Simd>(
     }
 }
 
-thread_local! {
-    /// Weighted values of up to four rows for one tile.
-    static TILE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// One tile for `R` rows, merged into their records. `ahead`: what comes next is fetched.
+/// One tile for `R` rows, merged into their records. `ahead`: what comes next is fetched. `own` is room for the tile's
+/// weighted values.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 unsafe fn tile_rows<V: Simd, const R: usize>(
     work: &Work<'_>,
     head: usize,
     rows: &[Row<'_>],
     tile: usize,
     ahead: bool,
+    own: &mut [f32],
     records: &mut [f32],
 ) {
     let rows: &[Row<'_>; R] = rows.try_into().expect("as many rows as the caller counted");
@@ -232,21 +237,17 @@ unsafe fn tile_rows<V: Simd, const R: usize>(
     if keys.is_empty() {
         return;
     }
-    TILE.with_borrow_mut(|own| {
-        own.resize(own.len().max(MAX_ROWS * stride), 0.0);
-        // SAFETY: `own` holds R rows; the instruction set is the caller's duty.
-        let softened: Softened<R> =
-            unsafe { own_tile::<V, R>(work, head, rows, &keys, ahead, own) };
-        for r in 0..R {
-            // A row that sees no key of the tile has no sum.
-            if softened.sum[r] != 0.0 {
-                let record = &mut records[r * (LANES + stride)..][..LANES + stride];
-                let own = &own[r * stride..][..stride];
-                // SAFETY: both are whole vectors; the instruction set is the caller's duty.
-                unsafe { merge::<V>(softened.max[r], softened.sum[r], own, record) };
-            }
+    // SAFETY: the instruction set is the caller's duty.
+    let softened: Softened<R> = unsafe { own_tile::<V, R>(work, head, rows, &keys, ahead, own) };
+    for r in 0..R {
+        // A row that sees no key of the tile has no sum.
+        if softened.sum[r] != 0.0 {
+            let record = &mut records[r * (LANES + stride)..][..LANES + stride];
+            let own = &own[r * stride..][..stride];
+            // SAFETY: the instruction set is the caller's duty.
+            unsafe { merge::<V>(softened.max[r], softened.sum[r], own, record) };
         }
-    });
+    }
 }
 
 simd_kernel! {
