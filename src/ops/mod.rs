@@ -51,6 +51,7 @@ pub struct Context {
     pool: Arc<Pool>,
     level: CpuLevel,
     arena: Arena,
+    chunks: buffer::Chunks,
 }
 
 impl Context {
@@ -60,6 +61,7 @@ impl Context {
             pool,
             level,
             arena: Arena::default(),
+            chunks: buffer::Chunks::default(),
         }
     }
 
@@ -69,6 +71,7 @@ impl Context {
     pub fn sibling(&self) -> Self {
         Self {
             arena: Arena::default(),
+            chunks: buffer::Chunks::default(),
             ..self.clone()
         }
     }

@@ -14,7 +14,7 @@ use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
 
 /// How far ahead weights are fetched.
-const PREFETCH_BYTES: usize = 1024;
+const PREFETCH_BYTES: usize = 2048;
 /// Panels that a kernel multiplies at once: each broadcast activation then serves two of them.
 pub(super) const PANELS: usize = 2;
 
@@ -44,7 +44,8 @@ macro_rules! by_format {
 
 pub(super) use by_format;
 
-/// Two panels, as they are packed or expanded, one after the other.
+/// Two panels, as they are packed or expanded: block by block the headers of both, then the records of both for each group. So
+/// a kernel reads one stream.
 #[derive(Clone, Copy)]
 pub(super) struct Pair<'a> {
     pub(super) format: Format,
@@ -114,7 +115,7 @@ impl Pair<'_> {
     }
 
     /// Where the packed panels begin, and how many blocks they have.
-    fn packed(&self, tiles: &[Tile]) -> ([*const u8; PANELS], usize) {
+    fn packed(&self, tiles: &[Tile]) -> (*const u8, usize) {
         let blocks = self.groups / self.format.groups_per_block();
         let panels = self.panels(blocks * self.format.block_bytes(), tiles);
         assert!(self.groups == blocks * self.format.groups_per_block());
@@ -122,24 +123,24 @@ impl Pair<'_> {
     }
 
     /// Where the panels begin. Checks what the kernels read through pointers.
-    fn panels(&self, panel_bytes: usize, tiles: &[Tile]) -> [*const u8; PANELS] {
+    fn panels(&self, panel_bytes: usize, tiles: &[Tile]) -> *const u8 {
         assert!(self.bytes.len() == PANELS * panel_bytes);
         for tile in tiles {
             assert!(tile.groups == self.groups);
             assert!(tile.words.len() == tile.more.len() * ROW_WORDS * tile.stride);
         }
-        [self.bytes.as_ptr(), self.bytes[panel_bytes..].as_ptr()]
+        self.bytes.as_ptr()
     }
 }
 
-/// Unpacks one panel: what [`Pair::times`] would do for every tile again. Not on the scalar level.
-pub(super) fn expand(level: CpuLevel, format: Format, panel: &[u8], out: &mut [u8]) {
-    let blocks = panel.len() / format.block_bytes();
-    assert!(panel.len() == blocks * format.block_bytes());
-    assert!(out.len() == blocks * format.groups_per_block() * format.expanded_bytes());
+/// Unpacks pairs of panels: what [`Pair::times`] would do for every tile again. Not on the scalar level.
+pub(super) fn expand(level: CpuLevel, format: Format, panels: &[u8], out: &mut [u8]) {
+    let blocks = panels.len() / (PANELS * format.block_bytes());
+    assert!(panels.len() == blocks * PANELS * format.block_bytes());
+    assert!(out.len() == blocks * PANELS * format.groups_per_block() * format.expanded_bytes());
     macro_rules! call {
         ($format:expr) => {
-            expand_kernel::<{ $format as u8 }>(level, panel.as_ptr(), blocks, out.as_mut_ptr())
+            expand_kernel::<{ $format as u8 }>(level, panels.as_ptr(), blocks, out.as_mut_ptr())
         };
     }
     // SAFETY: sizes are checked above.
@@ -148,32 +149,32 @@ pub(super) fn expand(level: CpuLevel, format: Format, panel: &[u8], out: &mut [u
 
 simd_kernel! {
     /// `blocks` blocks of two packed panels in format number `F` times a tile of one row.
-    unsafe fn packed_row<const F: u8>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body
+    unsafe fn packed_row<const F: u8>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body
 }
 
 simd_kernel! {
     /// The same for a tile of `M` rows.
-    unsafe fn packed<const F: u8, const M: usize>(panels: [*const u8; 2], blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin
+    unsafe fn packed<const F: u8, const M: usize>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin
 }
 
 simd_kernel! {
     /// The same for up to [`FEW_TILES`] tiles of [`TILE_ROWS`] rows.
-    unsafe fn few_tiles<const F: u8>(panels: [*const u8; 2], blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin
+    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin
 }
 
 simd_kernel! {
     /// `groups` records of two expanded panels times a tile of [`TILE_ROWS`] rows.
-    unsafe fn expanded<const F: u8>(panels: [*const u8; 2], groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
+    unsafe fn expanded<const F: u8>(panels: *const u8, groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
 }
 
 simd_kernel! {
-    /// Expands `blocks` blocks of a panel.
-    unsafe fn expand_kernel<const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin
+    /// Expands `blocks` blocks of two panels.
+    unsafe fn expand_kernel<const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin
 }
 
 #[inline(always)]
 unsafe fn packed_row_body<V: Simd, const F: u8>(
-    panels: [*const u8; 2],
+    panels: *const u8,
     blocks: usize,
     tile: &Tile,
     y: &mut Sums,
@@ -198,7 +199,7 @@ const fn chunks_per_acc(format: Format) -> usize {
 
 #[inline(always)]
 unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
-    panels: [*const u8; 2],
+    panels: *const u8,
     blocks: usize,
     tile: &Tile,
     y: &mut Sums,
@@ -207,43 +208,52 @@ unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
     // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
     unsafe {
         let mut sums = [[V::splat(0.0); PANELS]; M];
-        let mut records = panels;
+        let mut at = panels;
         let mut x = Rows::new(tile);
         for _ in 0..blocks {
-            let headers = records.map(|p| Header::<V>::load::<F>(p));
-            records = records.map(|p| p.add(format.header_bytes()));
+            let headers = headers::<V, F>(&mut at);
             for _ in 0..format.groups_per_block() {
                 if M <= 2 {
                     // Few rows wait for memory.
-                    for record in records {
-                        prefetch_record::<V, F>(record);
-                    }
+                    prefetch_records::<V, F>(at);
                 }
                 let group = [0, 1].map(|p| PackedGroup::<V, F> {
-                    record: records[p],
+                    record: at.add(p * format.record_bytes()),
                     header: headers[p],
                 });
                 while x.next::<V, _, F, M>(&group, &mut sums) {}
-                records = records.map(|p| p.add(format.record_bytes()));
+                at = at.add(PANELS * format.record_bytes());
             }
         }
         store::<V, M>(&sums, y);
     }
 }
 
-/// Asks for the record that lies some way ahead, in this panel or whatever follows it.
+/// The headers of a block of both panels; `at` moves to its records.
 #[inline(always)]
-unsafe fn prefetch_record<V: Simd, const F: u8>(record: *const u8) {
-    let bytes = const { format_of(F).record_bytes() };
+unsafe fn headers<V: Simd, const F: u8>(at: &mut *const u8) -> [Header<V>; PANELS] {
+    let bytes = const { format_of(F).header_bytes() };
+    // SAFETY: a block begins with the headers.
+    unsafe {
+        let headers = [Header::load::<F>(*at), Header::load::<F>(at.add(bytes))];
+        *at = at.add(PANELS * bytes);
+        headers
+    }
+}
+
+/// Asks for the records that lie some way ahead, in this pair or whatever follows it.
+#[inline(always)]
+unsafe fn prefetch_records<V: Simd, const F: u8>(records: *const u8) {
+    let bytes = const { PANELS * format_of(F).record_bytes() };
     for line in (0..bytes).step_by(64) {
         // SAFETY: a hint, which need not be readable.
-        unsafe { V::prefetch(record.wrapping_add(PREFETCH_BYTES + line)) };
+        unsafe { V::prefetch(records.wrapping_add(PREFETCH_BYTES + line)) };
     }
 }
 
 #[inline(always)]
 unsafe fn few_tiles_body<V: Simd, const F: u8>(
-    panels: [*const u8; 2],
+    panels: *const u8,
     blocks: usize,
     tiles: &[Tile],
     y: &mut [Sums; FEW_TILES],
@@ -252,17 +262,16 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
     // SAFETY: all offsets stay inside the panels and the tiles, whose sizes the caller has checked; a record fits `unpacked`.
     unsafe {
         let mut unpacked = [[0_u8; MAX_EXPANDED_BYTES]; PANELS];
-        let mut records = panels;
+        let mut at = panels;
         let mut walks: [Rows<'_>; FEW_TILES] =
             std::array::from_fn(|t| Rows::new(&tiles[t.min(tiles.len() - 1)]));
         for _ in 0..blocks {
-            let headers = records.map(|p| Header::<V>::load::<F>(p));
-            records = records.map(|p| p.add(format.header_bytes()));
+            let headers = headers::<V, F>(&mut at);
             for _ in 0..format.groups_per_block() {
+                prefetch_records::<V, F>(at);
                 for p in 0..PANELS {
-                    prefetch_record::<V, F>(records[p]);
                     let group = PackedGroup::<V, F> {
-                        record: records[p],
+                        record: at.add(p * format.record_bytes()),
                         header: headers[p],
                     };
                     expand_group::<V, F>(&group, unpacked[p].as_mut_ptr());
@@ -275,7 +284,7 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
                     while walks[t].next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
                     store::<V, TILE_ROWS>(&sums, &mut y[t]);
                 }
-                records = records.map(|p| p.add(format.record_bytes()));
+                at = at.add(PANELS * format.record_bytes());
             }
         }
     }
@@ -283,7 +292,7 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
 
 #[inline(always)]
 unsafe fn expanded_body<V: Simd, const F: u8>(
-    panels: [*const u8; 2],
+    panels: *const u8,
     groups: usize,
     tile: &Tile,
     y: &mut Sums,
@@ -292,12 +301,14 @@ unsafe fn expanded_body<V: Simd, const F: u8>(
     // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
     unsafe {
         let mut sums = [[V::splat(0.0); PANELS]; TILE_ROWS];
-        let mut records = panels;
+        let mut at = panels;
         let mut x = Rows::new(tile);
         for _ in 0..groups {
-            let group = records.map(|record| ExpandedGroup::<F> { record });
+            let group = [0, 1].map(|p| ExpandedGroup::<F> {
+                record: at.add(p * format.expanded_bytes()),
+            });
             while x.next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
-            records = records.map(|p| p.add(format.expanded_bytes()));
+            at = at.add(PANELS * format.expanded_bytes());
         }
         store::<V, TILE_ROWS>(&sums, y);
     }
@@ -354,18 +365,19 @@ impl<'a> Rows<'a> {
 }
 
 #[inline(always)]
-unsafe fn expand_body<V: Simd, const F: u8>(panel: *const u8, blocks: usize, out: *mut u8) {
+unsafe fn expand_body<V: Simd, const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) {
     let format = const { format_of(F) };
     // SAFETY: the caller has checked the sizes of both buffers.
     unsafe {
-        let (mut record, mut out) = (panel, out);
+        let (mut at, mut out) = (panels, out);
         for _ in 0..blocks {
-            let header = Header::<V>::load::<F>(record);
-            record = record.add(format.header_bytes());
+            let headers = headers::<V, F>(&mut at);
             for _ in 0..format.groups_per_block() {
-                expand_group::<V, F>(&PackedGroup { record, header }, out);
-                record = record.add(format.record_bytes());
-                out = out.add(format.expanded_bytes());
+                for header in headers {
+                    expand_group::<V, F>(&PackedGroup { record: at, header }, out);
+                    at = at.add(format.record_bytes());
+                    out = out.add(format.expanded_bytes());
+                }
             }
         }
     }

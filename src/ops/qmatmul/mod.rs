@@ -85,13 +85,14 @@ impl QMatrix {
             ))
         })?;
         let num_panels = num_panels(raw.rows());
-        let mut packed = Buffer::zeroed(panel_bytes * num_panels);
+        let mut packed = ctx.chunks.zeroed(panel_bytes * num_panels);
+        let pair_bytes = cpu::PANELS * panel_bytes;
         let out = Disjoint::new(&mut packed);
-        ctx.pool().run(num_panels, |panel| {
-            // SAFETY: panels are disjoint.
+        ctx.pool().run(num_panels / cpu::PANELS, |pair| {
+            // SAFETY: pairs are disjoint.
             #[allow(unsafe_code)]
-            let out = unsafe { out.part(panel * panel_bytes, panel_bytes) };
-            pack::pack_panel(ctx.level(), format, raw, panel * PANEL_ROWS, out);
+            let out = unsafe { out.part(pair * pair_bytes, pair_bytes) };
+            pack::pack_pair(ctx.level(), format, raw, pair * PAIR_ROWS, out);
         });
         raw.release();
         Ok(Self {

@@ -1,4 +1,4 @@
-//! From a file's rows to a panel of the interleaved layout.
+//! From a file's rows to a pair of panels in the interleaved layout.
 //!
 //! Each row gives the 32 codes of a group as one vector of bytes; the vectors of eight rows are transposed into chunks,
 //! and chunks are stored as bit planes.
@@ -6,6 +6,7 @@
 
 use super::GROUP;
 use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
+use super::cpu::PANELS;
 use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::matmul::RawMatrix;
@@ -15,49 +16,47 @@ use crate::quant::layout::{self as block, k_scales_mins, q3_k_scales};
 /// Bytes of a vector, and of a chunk.
 const VECTOR: usize = 32;
 
-/// Packs rows `first..first + 8` of `raw` (rows past its end are zero) into `out`.
-pub(super) fn pack_panel(
+/// Packs rows `first..first + 16` of `raw` (rows past its end are zero) into `out`: two panels, block by block the headers of both,
+/// then the records of both for each group.
+pub(super) fn pack_pair(
     level: CpuLevel,
     format: Format,
     raw: &RawMatrix,
     first: usize,
     out: &mut [u8],
 ) {
-    let blocks = out.len() / format.block_bytes();
+    let blocks = out.len() / (PANELS * format.block_bytes());
     let file_block = raw.encoding().block_bytes();
     // What the kernel reads and writes through pointers, checked once.
     assert!(Format::of(raw.encoding()) == Some(format));
-    assert!(out.len() == blocks * format.block_bytes());
-    let empty = vec![
-        0;
-        if raw.rows() < first + PANEL_ROWS {
-            blocks * file_block
-        } else {
-            0
+    assert!(out.len() == blocks * PANELS * format.block_bytes());
+    let is_whole = first + PANELS * PANEL_ROWS <= raw.rows();
+    let empty = vec![0; if is_whole { 0 } else { blocks * file_block }];
+    for panel in 0..PANELS {
+        let rows: [&[u8]; PANEL_ROWS] = std::array::from_fn(|i| {
+            let row = first + panel * PANEL_ROWS + i;
+            if row < raw.rows() {
+                raw.row(row)
+            } else {
+                &empty[..]
+            }
+        });
+        assert!(rows.iter().all(|row| row.len() == blocks * file_block));
+        let rows = rows.map(<[u8]>::as_ptr);
+        let out = out.as_mut_ptr();
+        macro_rules! call {
+            ($format:expr) => {
+                kernel::<{ $format as u8 }>(level, rows, file_block, blocks, panel, out)
+            };
         }
-    ];
-    let rows: [&[u8]; PANEL_ROWS] = std::array::from_fn(|i| {
-        if first + i < raw.rows() {
-            raw.row(first + i)
-        } else {
-            &empty[..]
-        }
-    });
-    assert!(rows.iter().all(|row| row.len() == blocks * file_block));
-    let rows = rows.map(<[u8]>::as_ptr);
-    let out = out.as_mut_ptr();
-    macro_rules! call {
-        ($format:expr) => {
-            kernel::<{ $format as u8 }>(level, rows, file_block, blocks, out)
-        };
+        // SAFETY: every row has `blocks` blocks of the file, and `out` as many of a pair of panels.
+        unsafe { super::cpu::by_format!(format, call) }
     }
-    // SAFETY: every row has `blocks` blocks of the file, and `out` as many of the panel.
-    unsafe { super::cpu::by_format!(format, call) }
 }
 
 simd_kernel! {
-    /// Packs `blocks` blocks of eight rows.
-    unsafe fn kernel<const F: u8>(rows: [*const u8; PANEL_ROWS], file_block: usize, blocks: usize, out: *mut u8) = kernel_body
+    /// Packs `blocks` blocks of eight rows as panel `panel` of a pair.
+    unsafe fn kernel<const F: u8>(rows: [*const u8; PANEL_ROWS], file_block: usize, blocks: usize, panel: usize, out: *mut u8) = kernel_body
 }
 
 #[inline(always)]
@@ -65,6 +64,7 @@ unsafe fn kernel_body<V: Simd, const F: u8>(
     rows: [*const u8; PANEL_ROWS],
     file_block: usize,
     blocks: usize,
+    panel: usize,
     out: *mut u8,
 ) {
     let format = const { Format::ALL[F as usize] };
@@ -73,16 +73,17 @@ unsafe fn kernel_body<V: Simd, const F: u8>(
         let mut out = out;
         for index in 0..blocks {
             let blocks = rows.map(|row| row.add(index * file_block));
+            let header = out.add(panel * format.header_bytes());
+            let first = out.add(PANELS * format.header_bytes() + panel * format.record_bytes());
             for (row, block) in blocks.iter().enumerate() {
-                write_scales::<F>(*block, row, out);
+                write_scales::<F>(*block, row, header, first);
             }
-            let mut record = out.add(format.header_bytes());
             for group in 0..format.groups_per_block() {
                 let codes = blocks.map(|block| row_codes::<V, F>(block, group));
+                let record = first.add(group * PANELS * format.record_bytes());
                 write_codes::<V, F>(&V::transpose8(codes), record);
-                record = record.add(format.record_bytes());
             }
-            out = record;
+            out = out.add(PANELS * format.block_bytes());
         }
     }
 }
@@ -210,9 +211,9 @@ unsafe fn write_bits<V: Simd, const SHIFT: i32>(chunks: &[V::Bytes; 8], out: *mu
     }
 }
 
-/// The scales of a block of row `row`, into the block of the panel at `out`.
+/// The scales of a block of row `row`: into the panel's header, and into its records, of which `first` is the first.
 #[inline(always)]
-unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, out: *mut u8) {
+unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, header: *mut u8, first: *mut u8) {
     let format = const { Format::ALL[F as usize] };
     // SAFETY: the parts of a block lie inside it; those of the panel's block too, for a row below eight.
     unsafe {
@@ -221,10 +222,8 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, out: *mut u8) {
                 .cast::<[u8; 2]>()
                 .write(b.add(from).cast::<[u8; 2]>().read());
         };
-        let scales = |group: usize| {
-            let records = out.add(format.header_bytes());
-            records.add(group * format.record_bytes() + format.code_bytes())
-        };
+        let scales =
+            |group: usize| first.add(group * PANELS * format.record_bytes() + format.code_bytes());
         let (d, min) = const { half_offsets(Format::ALL[F as usize]) };
         let mut low = [0_u8; 16];
         let mut mins = [0_u8; 16];
@@ -257,18 +256,18 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, out: *mut u8) {
                 half(min, scales(0).add(16));
             }
             Scheme::KScaleMin => {
-                half(d, out);
-                half(min, out.add(16));
+                half(d, header);
+                half(min, header.add(16));
                 for g in 0..8 {
                     scales(g).add(row).write(low[g]);
                     scales(g).add(8 + row).write(mins[g]);
                 }
             }
             Scheme::KScale16 { .. } | Scheme::KScaleMin16 => {
-                half(d, out);
+                half(d, header);
                 let with_mins = matches!(format.scheme(), Scheme::KScaleMin16);
                 if with_mins {
-                    half(min, out.add(16));
+                    half(min, header.add(16));
                 }
                 let pair = |values: &[u8; 16], g: usize, to: *mut u8| {
                     to.add(2 * row)

@@ -72,10 +72,7 @@ fn expand_and_multiply(
             let count = PANELS * per_strip.min(pairs.end - first);
             let strip = &mut strip[..count * expanded_bytes];
             let packed = &w.packed[first * PANELS * panel_bytes..][..count * panel_bytes];
-            let panels = packed.chunks_exact(panel_bytes);
-            for (out, panel) in strip.chunks_exact_mut(expanded_bytes).zip(panels) {
-                expand(level, format, panel, out);
-            }
+            expand(level, format, packed, strip);
             for (index, tile) in tiles.iter().enumerate() {
                 for (bytes, pair) in strip.chunks_exact(PANELS * expanded_bytes).zip(first..) {
                     let pair_of_panels = Pair {
