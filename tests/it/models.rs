@@ -241,7 +241,7 @@ fn the_headers_tell_what_the_weights_will_take() {
             let config = read_config(&weights, &path).unwrap();
             let model = load(&ctx, &path, LoadOptions { path: way }).unwrap();
             assert_eq!(
-                weigh(&weights, &config, way),
+                weigh(&weights, &config, way).unwrap(),
                 model.transformer.weight_bytes(),
                 "{} {way:?}",
                 folder.display()

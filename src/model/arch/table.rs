@@ -4,7 +4,8 @@
 //! the classes of the same names in the `transformers` package and, for GGUF, from llama.cpp's converter and loader.
 
 use crate::error::{Error, Result};
-use crate::model::config::QkNorm;
+use crate::model::config::{NormKind, NormPlacement, QkNorm};
+use crate::model::names::{Part, PartNames, named};
 use crate::ops::gated_act::Activation;
 use crate::ops::rope::Pairing;
 
@@ -41,8 +42,10 @@ pub struct Architecture {
     pub activation: Activation,
     /// Norm weights are stored minus one in safetensors (a GGUF converter has added it).
     pub zero_centred_norms: bool,
-    /// Norms behind attention and feed-forward too, before the residual is added.
-    pub sandwich_norms: bool,
+    /// Formula of the norms.
+    pub norm: NormKind,
+    /// Where layers have norms.
+    pub norms: NormPlacement,
     /// Norm of q and k.
     pub qk_norm: QkNorm,
     /// Biases.
@@ -55,13 +58,24 @@ pub struct Architecture {
     pub gguf_pairing: Pairing,
     /// Windows.
     pub window: WindowRule,
+    /// Layers with a window rotate by frequencies of their own.
+    pub local_rope: bool,
     /// Attention scale is `query_pre_attn_scalar^-0.5` where the config has it, instead of `head_dim^-0.5`.
     pub query_pre_attn_scalar: bool,
     /// Values of config fields (by Hugging Face key) that the class assumes when a file leaves them out.
     pub defaults: &'static [(&'static str, f64)],
     /// Token ids that end an answer besides those that the files name.
     pub extra_stop_ids: &'static [u32],
+    /// What its files call parts, where it is not what most files call them.
+    pub names: &'static [PartNames],
 }
+
+/// Where norms stand on both sides, `post_attention_layernorm` is the one behind attention.
+const SANDWICH_NAMES: &[PartNames] = &[named(
+    Part::FfnNorm,
+    "pre_feedforward_layernorm",
+    "ffn_norm",
+)];
 
 /// A decoder of the Llama kind; the other rows say how they differ.
 const LLAMA: Architecture = Architecture {
@@ -70,13 +84,15 @@ const LLAMA: Architecture = Architecture {
     gguf: &["llama"],
     activation: Activation::Silu,
     zero_centred_norms: false,
-    sandwich_norms: false,
+    norm: NormKind::Rms,
+    norms: NormPlacement::Before,
     qk_norm: QkNorm::None,
     biases: BiasRule::Configured,
     scaled_embeddings: false,
     tied_by_default: false,
     gguf_pairing: Pairing::Interleaved,
     window: WindowRule::None,
+    local_rope: false,
     query_pre_attn_scalar: false,
     defaults: &[
         ("rope_theta", 10_000.0),
@@ -84,6 +100,7 @@ const LLAMA: Architecture = Architecture {
         ("max_position_embeddings", 2048.0),
     ],
     extra_stop_ids: &[],
+    names: &[],
 };
 
 /// Every architecture that this build runs.
@@ -128,12 +145,13 @@ pub const ARCHITECTURES: &[Architecture] = &[
         gguf: &["gemma3"],
         activation: Activation::GeluTanh,
         zero_centred_norms: true,
-        sandwich_norms: true,
+        norms: NormPlacement::Sandwich,
         qk_norm: QkNorm::PerHead,
         scaled_embeddings: true,
         tied_by_default: true,
         gguf_pairing: Pairing::HalfSplit,
         window: WindowRule::EveryNthFull(6),
+        local_rope: true,
         query_pre_attn_scalar: true,
         defaults: &[
             ("vocab_size", 262_208.0),
@@ -151,6 +169,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
             ("max_position_embeddings", 131_072.0),
         ],
         extra_stop_ids: &[1, 106],
+        names: SANDWICH_NAMES,
         ..LLAMA
     },
 ];
