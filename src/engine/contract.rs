@@ -354,7 +354,9 @@ impl<'a> Drive<'a> {
     fn add(&mut self, tokens: &[u32]) -> SeqId {
         let id = self.next_id;
         self.next_id += 1;
-        self.scheduler.add(id, tokens.to_vec());
+        let is_long = self.subject.config().is_long(tokens.len());
+        self.scheduler
+            .add_variant(id, tokens.to_vec(), u8::from(is_long));
         id
     }
 
@@ -430,6 +432,7 @@ impl<'a> Drive<'a> {
             } else {
                 usize::from(part.samples)
             },
+            is_long: self.scheduler.variant(part.id) != 0,
         };
         Batch {
             sequences: step.parts.iter().map(sequence).collect(),

@@ -14,6 +14,9 @@ pub struct Sequence {
     pub block_table: Vec<u32>,
     /// How many of the last tokens need logits.
     pub num_logits: usize,
+    /// It rotates by the frequencies for long sequences ([`ModelConfig::is_long`](super::ModelConfig::is_long)); the same in every
+    /// batch of the sequence.
+    pub is_long: bool,
 }
 
 /// What one forward pass computes: any mix of prompt chunks and single tokens.
@@ -33,6 +36,12 @@ impl Batch {
 
     pub(super) fn positions(&self) -> Vec<u32> {
         let of = |s: &Sequence| s.first_position as u32..(s.first_position + s.tokens.len()) as u32;
+        self.sequences.iter().flat_map(of).collect()
+    }
+
+    /// Whether each row's sequence is a long one.
+    pub(super) fn long_rows(&self) -> Vec<bool> {
+        let of = |s: &Sequence| std::iter::repeat_n(s.is_long, s.tokens.len());
         self.sequences.iter().flat_map(of).collect()
     }
 

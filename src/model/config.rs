@@ -200,6 +200,17 @@ pub struct RopeConfig {
     pub magnitude: f32,
     /// Which elements make a pair.
     pub pairing: Pairing,
+    /// Other frequencies for long sequences.
+    pub long: Option<LongRope>,
+}
+
+/// Frequencies for sequences whose prompt is longer than the model was first made for (LongRoPE).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongRope {
+    /// Radians per position, one per rotated pair.
+    pub frequencies: Vec<f32>,
+    /// Prompts of more tokens than this rotate by them, from their beginning to the end of the answer.
+    pub above: usize,
 }
 
 impl NormPlacement {
@@ -268,6 +279,13 @@ impl ModelConfig {
     /// Geometry of the KV pages of every layer that has its own, in their order.
     pub fn page_shapes(&self) -> Vec<PageShape> {
         self.layers.iter().filter_map(own_pages).collect()
+    }
+
+    /// Whether a sequence with a prompt of `prompt_len` tokens rotates by the frequencies for long ones. Decided once, when the
+    /// sequence begins: keys that are computed already cannot be rotated again.
+    pub fn is_long(&self, prompt_len: usize) -> bool {
+        let mut limits = self.ropes.iter().filter_map(|rope| rope.long.as_ref());
+        limits.any(|long| prompt_len > long.above)
     }
 
     /// Which of [`Self::page_shapes`] the attention of `layer` reads; `None` for a layer without attention.

@@ -1,7 +1,7 @@
 //! The one forward pass: a batch of token rows through all layers, over the paged KV cache.
 
 use super::batch::Batch;
-use super::config::ModelConfig;
+use super::config::{ModelConfig, RopeConfig};
 use super::layers::{Layer, Norm, Step};
 use super::work::Work;
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::nn::{Input, Linear};
 use crate::ops::elementwise::{scale, select_rows, soft_cap};
 use crate::ops::embed::embed;
 use crate::ops::matmul::RawMatrix;
-use crate::ops::rope::rope_table;
+use crate::ops::rope::rope_table_by_row;
 use crate::ops::{Context, Tensor};
 
 /// A decoder-only transformer with its weights.
@@ -109,13 +109,21 @@ impl Transformer {
 
     fn step<'a>(&self, ctx: &'a Context, batch: &'a Batch) -> Step<'a> {
         let positions = batch.positions();
-        let ropes = self.config.ropes.iter();
-        let ropes = ropes.map(|r| rope_table(ctx, &positions, &r.frequencies, r.magnitude));
+        let is_long = batch.long_rows();
+        let table = |rope: &RopeConfig| {
+            let pairs = rope.frequencies.len();
+            rope_table_by_row(ctx, &positions, pairs, rope.magnitude, |row| {
+                match rope.long.as_ref().filter(|_| is_long[row]) {
+                    Some(long) => &long.frequencies,
+                    None => &rope.frequencies,
+                }
+            })
+        };
         Step {
             ctx,
             rows: batch.rows(),
             slots: batch.slots(),
-            ropes: ropes.collect(),
+            ropes: self.config.ropes.iter().map(table).collect(),
             positions,
             residual_scale: self.config.residual_scale,
         }

@@ -107,11 +107,12 @@ struct Run<'a> {
     kv: KvCache,
     blocks: Vec<u32>,
     length: usize,
+    is_long: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(ctx: &'a Context, model: &'a Transformer, capacity: usize) -> Self {
-        let count = capacity.div_ceil(BLOCK_TOKENS);
+    fn new(ctx: &'a Context, model: &'a Transformer, prompt_len: usize, more: usize) -> Self {
+        let count = (prompt_len + more).div_ceil(BLOCK_TOKENS);
         let blocks = (0..count as u32).collect();
         let kv = KvCache::new(&model.config().page_shapes(), count);
         Self {
@@ -120,6 +121,7 @@ impl<'a> Run<'a> {
             kv,
             blocks,
             length: 0,
+            is_long: model.config().is_long(prompt_len),
         }
     }
 
@@ -129,6 +131,7 @@ impl<'a> Run<'a> {
             first_position: self.length,
             block_table: self.blocks.clone(),
             num_logits,
+            is_long: self.is_long,
         }
     }
 
@@ -170,7 +173,7 @@ fn compare(
     };
     let vocab = model.config().vocab_size;
     for (index, prompt) in expected.prompts.iter().enumerate() {
-        let mut run = Run::new(ctx, model, prompt.ids.len() + prompt.greedy.len());
+        let mut run = Run::new(ctx, model, prompt.ids.len(), prompt.greedy.len());
         let got = run.forward(&prompt.ids);
         assert_eq!(got.len(), prompt.logits.len());
         for (position, (got, want)) in got

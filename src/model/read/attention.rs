@@ -6,8 +6,8 @@ use super::source::{Reader, Source};
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
 use crate::model::arch::keys;
-use crate::model::arch::table::BiasRule;
-use crate::model::config::{AttentionConfig, BiasPresence, KvSource};
+use crate::model::arch::rules::{AttentionScale, Bias};
+use crate::model::config::{AttentionConfig, BiasPresence, KvSource, QueryScaling};
 
 impl Reader<'_> {
     /// What the attention of all layers has in common; `hidden` is the width of the residual stream.
@@ -24,20 +24,18 @@ impl Reader<'_> {
             None => self.head_dim_from_shapes(hidden, heads)?,
         };
         self.check_value_dim(key_dim)?;
-        let query_scalar = self.query_scalar(key_dim, hidden, heads, num_layers)?;
-        let (qkv_bias, o_bias) = self.attention_biases();
         Ok(AttentionConfig {
             heads,
             kv_heads,
             key_dim,
             value_dim: key_dim,
             qk_norm: self.arch.qk_norm,
-            qkv_bias,
-            o_bias,
+            qkv_bias: self.bias(self.arch.biases.qkv),
+            o_bias: self.bias(self.arch.biases.o),
             qkv_clip: None,
             rope: None,
-            query_scaling: None,
-            scale: (1.0 / query_scalar.sqrt()) as f32,
+            query_scaling: self.query_scaling()?,
+            scale: self.attention_scale(key_dim, hidden, heads, num_layers)? as f32,
             soft_cap: self.find_positive(&keys::ATTN_SOFT_CAP)?.map(|x| x as f32),
             window: None,
             output_gate: false,
@@ -75,52 +73,72 @@ impl Reader<'_> {
         }
     }
 
-    fn query_scalar(
+    fn attention_scale(
         &self,
         head_dim: usize,
         hidden: usize,
         heads: usize,
         layers: usize,
     ) -> Result<f64> {
-        if !self.arch.query_pre_attn_scalar {
-            return Ok(head_dim as f64);
+        let root = |x: f64| 1.0 / x.sqrt();
+        match self.arch.attention_scale {
+            AttentionScale::HeadDim => Ok(root(head_dim as f64)),
+            AttentionScale::Multiplier => {
+                let own = self.find_multiplier(&keys::ATTENTION_MULTIPLIER)?;
+                Ok(own.unwrap_or(root(head_dim as f64)))
+            }
+            AttentionScale::QueryScalar { .. } if self.is_hf() => {
+                self.positive(&keys::QUERY_PRE_ATTN_SCALAR).map(root)
+            }
+            AttentionScale::QueryScalar { other_at } => {
+                let written = match &self.source {
+                    Source::Gguf { metadata, prefix } => metadata
+                        .find_f64(&format!("{prefix}.attention.query_pre_attn_scalar"))?
+                        .filter(|x| *x > 0.0),
+                    Source::Hf(_) => None,
+                };
+                Ok(root(written.unwrap_or(if layers == other_at {
+                    hidden as f64 / heads as f64
+                } else {
+                    head_dim as f64
+                })))
+            }
         }
-        if self.is_hf() {
-            return self.positive(&keys::QUERY_PRE_ATTN_SCALAR);
+    }
+
+    /// Ministral 3: beta stands among the rotary parameters.
+    fn query_scaling(&self) -> Result<Option<QueryScaling>> {
+        if !self.arch.query_scaling {
+            return Ok(None);
         }
-        // Converters do not write the scalar. llama.cpp's loader (gemma3) knows that only the 27B model, of 62 layers,
-        // has another one than the head size.
-        let written = match &self.source {
-            Source::Gguf { metadata, prefix } => metadata
-                .find_f64(&format!("{prefix}.attention.query_pre_attn_scalar"))?
-                .filter(|x| *x > 0.0),
-            Source::Hf(_) => None,
+        let beta = match self.rope_parameter("llama_4_scaling_beta") {
+            Some(beta) => beta.as_f64(),
+            None => self.find_number(&keys::QUERY_SCALING)?,
         };
-        Ok(written.unwrap_or(if layers == 62 {
-            hidden as f64 / heads as f64
-        } else {
-            head_dim as f64
+        let Some(beta) = beta.filter(|beta| *beta != 0.0) else {
+            return Ok(None);
+        };
+        if !beta.is_finite() {
+            return Err(Error::invalid(format!("queries grow by {beta}")));
+        }
+        Ok(Some(QueryScaling {
+            beta: beta as f32,
+            original: self.original_context()?,
         }))
     }
 
-    /// Biases on q, k and v, and on the output.
-    fn attention_biases(&self) -> (BiasPresence, BiasPresence) {
-        use BiasPresence::{Absent, Optional, Required};
-        match (self.arch.biases, self.is_hf()) {
-            (BiasRule::Qkv, _) => (Required, Absent),
-            (BiasRule::Configured, true) => {
-                let bias = self.configured_bias("attention_bias");
-                (bias, bias)
+    /// Whether a bias must be there.
+    pub(super) fn bias(&self, rule: Bias) -> BiasPresence {
+        match rule {
+            Bias::Never => BiasPresence::Absent,
+            Bias::Always => BiasPresence::Required,
+            Bias::Configured(..) if !self.is_hf() => BiasPresence::Optional,
+            Bias::Configured(key, default) => {
+                match self.hf(key).and_then(Value::as_bool).unwrap_or(default) {
+                    true => BiasPresence::Required,
+                    false => BiasPresence::Absent,
+                }
             }
-            (BiasRule::Configured, false) => (Optional, Optional),
-        }
-    }
-
-    /// What a switch of a `config.json` says about a bias.
-    pub(super) fn configured_bias(&self, key: &str) -> BiasPresence {
-        match self.hf(key).and_then(Value::as_bool) {
-            Some(true) => BiasPresence::Required,
-            _ => BiasPresence::Absent,
         }
     }
 }

@@ -20,10 +20,10 @@ use std::path::Path;
 use serde_json::Value;
 
 use self::source::{Reader, Source};
-use super::arch::keys;
-use super::arch::{find_gguf, find_hf};
+use super::arch::rules::{EmbeddingScale, LogitsScale, RopeLayers};
+use super::arch::{Architecture, find_gguf, find_hf, find_model_type, keys};
 use super::config::{
-    AttentionConfig, LayerConfig, MixerConfig, ModelConfig, NormConfig, RopeConfig,
+    AttentionConfig, LayerConfig, MixerConfig, ModelConfig, NormConfig, NormKind, RopeConfig,
 };
 use crate::error::{Error, Result};
 use crate::formats::{TensorSource, Weights};
@@ -67,10 +67,8 @@ pub fn read_config(weights: &Weights, folder: &Path) -> Result<ModelConfig> {
 }
 
 fn read_hf(json: Value, weights: &Weights) -> Result<ModelConfig> {
-    let classes = json.get("architectures").and_then(Value::as_array);
-    let classes = classes
-        .ok_or_else(|| Error::invalid("no list `architectures`: the model's class is unknown"))?;
-    let arch = find_hf(classes.iter().filter_map(Value::as_str))?;
+    let arch = find_architecture(&json)?;
+    refuse_bidirectional(&json)?;
     Reader {
         source: Source::Hf(merge_text_config(json)),
         arch,
@@ -79,12 +77,46 @@ fn read_hf(json: Value, weights: &Weights) -> Result<ModelConfig> {
     .config()
 }
 
-/// Multimodal files nest the language model's fields; they win over the root's.
+/// The row of the table for a `config.json`: by the first known of its classes, or its model type when it names no class.
+///
+/// # Errors
+/// `Unsupported` with the list of what is supported, `Invalid` when it has neither.
+pub fn find_architecture(json: &Value) -> Result<&'static Architecture> {
+    let classes = json.get("architectures").and_then(Value::as_array);
+    match (classes, json.get("model_type").and_then(Value::as_str)) {
+        (Some(classes), _) if !classes.is_empty() => {
+            find_hf(classes.iter().filter_map(Value::as_str))
+        }
+        (_, Some(model_type)) => find_model_type(model_type),
+        _ => Err(Error::invalid(
+            "neither `architectures` nor `model_type`: the model's class is unknown",
+        )),
+    }
+}
+
+/// Embedding models are made of decoders by this switch.
+fn refuse_bidirectional(json: &Value) -> Result<()> {
+    let switch =
+        |object: &Value| object.get("use_bidirectional_attention") == Some(&Value::Bool(true));
+    if switch(json) || json.get("text_config").is_some_and(switch) {
+        return Err(
+            Error::unsupported("`use_bidirectional_attention` is not supported")
+                .with_hint("a model that sees the tokens behind does not generate text"),
+        );
+    }
+    Ok(())
+}
+
+/// Multimodal files nest the language model's fields; they win over the root's, but for the head, which is the outer class's.
 fn merge_text_config(mut json: Value) -> Value {
+    const OF_THE_ROOT: &str = "tie_word_embeddings";
     let text = json
         .as_object_mut()
         .and_then(|root| root.remove("text_config"));
-    if let (Some(root), Some(Value::Object(text))) = (json.as_object_mut(), text) {
+    if let (Some(root), Some(Value::Object(mut text))) = (json.as_object_mut(), text) {
+        if root.contains_key(OF_THE_ROOT) {
+            text.remove(OF_THE_ROOT);
+        }
         root.extend(text);
     }
     json
@@ -102,48 +134,90 @@ impl Reader<'_> {
             hidden_size,
             max_context: self.size(&keys::MAX_CONTEXT)?,
             norm: self.norm()?,
-            embedding_scale: if self.arch.scaled_embeddings {
-                (hidden_size as f32).sqrt()
+            embedding_scale: match self.arch.embedding_scale {
+                EmbeddingScale::One => 1.0,
+                EmbeddingScale::RootHidden => (hidden_size as f32).sqrt(),
+                EmbeddingScale::Multiplier => self.multiplier(&keys::EMBEDDING_MULTIPLIER)?,
+            },
+            residual_scale: if self.arch.residual_multiplier {
+                self.multiplier(&keys::RESIDUAL_MULTIPLIER)?
             } else {
                 1.0
             },
-            residual_scale: 1.0,
-            logits_scale: 1.0,
+            logits_scale: match self.arch.logits_scale {
+                LogitsScale::One => 1.0,
+                LogitsScale::Times => self.multiplier(&keys::LOGITS_MULTIPLIER)?,
+                LogitsScale::Divided => 1.0 / self.multiplier(&keys::LOGITS_DIVISOR)?,
+            },
             final_soft_cap: self.find_positive(&keys::FINAL_SOFT_CAP)?.map(|x| x as f32),
             tied_head: self.tied_head(),
-            num_predict_layers: 0,
+            num_predict_layers: self.num_predict_layers()?,
             ropes,
             layers,
         })
     }
 
     fn layers(&self, hidden_size: usize) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>)> {
-        let num_layers = self.size(&keys::NUM_LAYERS)?;
-        if num_layers > MAX_LAYERS {
-            return Err(Error::invalid(format!(
-                "{num_layers} layers: at most {MAX_LAYERS} are believed"
-            )));
-        }
+        let num_layers = self.num_layers()?;
         let attention = self.attention(hidden_size, num_layers)?;
         let feed_forward = self.feed_forward()?;
         let ropes = self.ropes(attention.key_dim)?;
-        let layer = |window: Option<usize>| LayerConfig {
-            mixer: MixerConfig::Attention(AttentionConfig {
-                window,
-                rope: Some(usize::from(self.arch.local_rope && window.is_some())),
-                ..attention.clone()
-            }),
-            feed_forward: feed_forward.clone(),
-            norms: self.arch.norms,
+        let rotates = self.rotating_layers(num_layers)?;
+        let windows = self.windows(&rotates)?;
+        let layer = |(window, rotates): (Option<usize>, bool)| {
+            let local = self.arch.local_rope && window.is_some();
+            let rotates =
+                rotates && (self.arch.rope_layers != RopeLayers::Sliding || window.is_some());
+            LayerConfig {
+                mixer: MixerConfig::Attention(AttentionConfig {
+                    window,
+                    rope: rotates.then_some(usize::from(local)),
+                    ..attention.clone()
+                }),
+                feed_forward: feed_forward.clone(),
+                norms: self.arch.norms,
+            }
         };
-        let layers = self.windows(num_layers)?.into_iter().map(layer).collect();
+        let layers = windows.into_iter().zip(rotates).map(layer).collect();
         Ok((ropes, layers))
+    }
+
+    fn num_layers(&self) -> Result<usize> {
+        let all = self.size(&keys::NUM_LAYERS)?;
+        // GGUF counts layers that predict further tokens, `config.json` does not.
+        let predict = if self.is_hf() {
+            0
+        } else {
+            self.num_predict_layers()?
+        };
+        match all.checked_sub(predict) {
+            Some(count @ 1..=MAX_LAYERS) => Ok(count),
+            _ => Err(Error::invalid(format!(
+                "{all} layers, {predict} of them to predict further tokens: between 1 and {MAX_LAYERS} others are believed"
+            ))),
+        }
+    }
+
+    fn num_predict_layers(&self) -> Result<usize> {
+        match self.find_number(&keys::NUM_PREDICT_LAYERS)? {
+            None => Ok(0),
+            Some(count) if count.fract() == 0.0 && (0.0..=64.0).contains(&count) => {
+                Ok(count as usize)
+            }
+            Some(count) => Err(Error::invalid(format!(
+                "`{}` is {count}, expected a small number of layers",
+                self.name(&keys::NUM_PREDICT_LAYERS)
+            ))),
+        }
     }
 
     fn norm(&self) -> Result<NormConfig> {
         Ok(NormConfig {
             kind: self.arch.norm,
-            eps: self.positive(&keys::RMS_NORM_EPS)? as f32,
+            eps: self.positive(match self.arch.norm {
+                NormKind::Rms => &keys::RMS_NORM_EPS,
+                NormKind::Layer { .. } => &keys::LAYER_NORM_EPS,
+            })? as f32,
             offset: if self.arch.zero_centred_norms && self.is_hf() {
                 1.0
             } else {

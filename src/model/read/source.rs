@@ -106,6 +106,19 @@ impl Reader<'_> {
         }
     }
 
+    /// A factor; zero and negative ones in GGUF files mean that it was not published.
+    pub(super) fn find_multiplier(&self, key: &Key) -> Result<Option<f64>> {
+        if self.is_hf() {
+            return self.find_positive(key);
+        }
+        Ok(self.find_number(key)?.filter(|x| x.is_finite() && *x > 0.0))
+    }
+
+    /// [`Self::find_multiplier`] as the forward pass wants it: 1 without one.
+    pub(super) fn multiplier(&self, key: &Key) -> Result<f32> {
+        Ok(self.find_multiplier(key)?.unwrap_or(1.0) as f32)
+    }
+
     pub(super) fn positive(&self, key: &Key) -> Result<f64> {
         self.find_positive(key)?.ok_or_else(|| self.missing(key))
     }

@@ -6,19 +6,23 @@ use super::source::{Reader, Source};
 use crate::error::{Error, Result};
 use crate::formats::gguf::Metadata;
 use crate::model::arch::keys;
-use crate::model::arch::table::WindowRule;
+use crate::model::arch::rules::WindowRule;
 
 impl Reader<'_> {
-    /// The window of each layer.
-    pub(super) fn windows(&self, num_layers: usize) -> Result<Vec<Option<usize>>> {
-        let sliding: Vec<bool> = match self.layer_types(num_layers)? {
+    /// The window of each layer, of which `rotates` tells whether it rotates.
+    pub(super) fn windows(&self, rotates: &[bool]) -> Result<Vec<Option<usize>>> {
+        let listed = match self.arch.window {
+            WindowRule::Always => None,
+            _ => self.layer_types(rotates.len())?,
+        };
+        let sliding: Vec<bool> = match listed {
             Some(types) => types,
-            None => (0..num_layers)
-                .map(|i| self.slides_by_rule(i))
+            None => (0..rotates.len())
+                .map(|layer| self.slides_by_rule(layer, rotates[layer]))
                 .collect::<Result<_>>()?,
         };
         if !sliding.contains(&true) {
-            return Ok(vec![None; num_layers]);
+            return Ok(vec![None; rotates.len()]);
         }
         if self.arch.window == WindowRule::None {
             return Err(Error::unsupported(format!(
@@ -61,17 +65,21 @@ impl Reader<'_> {
             .map(Some)
     }
 
-    fn slides_by_rule(&self, layer: usize) -> Result<bool> {
+    fn slides_by_rule(&self, layer: usize, rotates: bool) -> Result<bool> {
+        let is_on = || self.hf("use_sliding_window").and_then(Value::as_bool) == Some(true);
+        let has_window = || {
+            Ok(self
+                .find_number(&keys::SLIDING_WINDOW)?
+                .is_some_and(|w| w > 0.0))
+        };
         match self.arch.window {
             WindowRule::None => Ok(false),
+            WindowRule::Always => has_window(),
+            WindowRule::SwitchedWithoutRope => Ok(!rotates && is_on() && has_window()?),
             WindowRule::Switched => {
-                let on = self
-                    .hf("use_sliding_window")
-                    .and_then(Value::as_bool)
-                    .unwrap_or(false);
                 // Below 0 and above all layers are both written in real files.
                 let from = self.find_number(&keys::MAX_WINDOW_LAYERS)?.unwrap_or(0.0);
-                Ok(on && self.hf("sliding_window").is_some() && layer as f64 >= from)
+                Ok(is_on() && self.hf("sliding_window").is_some() && layer as f64 >= from)
             }
             WindowRule::EveryNthFull(default) => {
                 let period = self.find_size(&keys::SLIDING_PATTERN)?.unwrap_or(default);

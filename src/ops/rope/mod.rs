@@ -32,7 +32,20 @@ pub fn rope_table(
     frequencies: &[f32],
     magnitude: f32,
 ) -> RopeTable {
-    let (rows, pairs) = (positions.len(), frequencies.len());
+    rope_table_by_row(ctx, positions, frequencies.len(), magnitude, |_| {
+        frequencies
+    })
+}
+
+/// [`rope_table`] with frequencies that differ from row to row: `frequencies(row)` has `pairs` of them.
+pub fn rope_table_by_row<'a>(
+    ctx: &Context,
+    positions: &[u32],
+    pairs: usize,
+    magnitude: f32,
+    frequencies: impl Fn(usize) -> &'a [f32] + Sync,
+) -> RopeTable {
+    let rows = positions.len();
     let (mut cos, mut sin) = (ctx.uninit(rows, pairs), ctx.uninit(rows, pairs));
     let (cos_out, sin_out) = (
         Disjoint::new(cos.as_mut_slice()),
@@ -48,7 +61,7 @@ pub fn rope_table(
                     sin_out.part(row * pairs, pairs),
                 )
             };
-            for (i, &frequency) in frequencies.iter().enumerate() {
+            for (i, &frequency) in frequencies(row).iter().enumerate() {
                 let (s, c) = libm::sincos(f64::from(position as f32 * frequency));
                 cos[i] = c as f32 * magnitude;
                 sin[i] = s as f32 * magnitude;
