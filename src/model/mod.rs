@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `arch/table.rs` | one row per architecture: what is special about it, as data |
 //! | `arch/keys.rs` | one row per config field: its names in both containers |
+//! | `describe.rs` | whether this build runs what a `config.json` describes |
 //! | `config.rs` | [`ModelConfig`]: plain data, validated once |
 //! | `read/` | container + table → `ModelConfig` |
 //! | `rope.rs` | rotary frequencies and their scaling rules |
@@ -22,6 +23,7 @@
 pub mod arch;
 mod batch;
 mod config;
+mod describe;
 mod layers;
 mod load;
 mod names;
@@ -33,6 +35,7 @@ mod work;
 
 pub use batch::{Batch, Sequence};
 pub use config::*;
+pub use describe::check_description;
 pub use load::{LoadOptions, LoadedModel, assemble, load, weigh};
 pub use names::{Part, PartNames};
 pub use read::read_config;

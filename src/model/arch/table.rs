@@ -26,6 +26,8 @@ pub struct Architecture {
     pub gguf: &'static [&'static str],
     /// Models that people know it by.
     pub examples: &'static str,
+    /// A tiny GGUF file is among the tests.
+    pub tiny_gguf: bool,
     /// Real checkpoints that were run and compared with another engine, besides the tiny ones of the tests.
     pub verified: &'static [&'static str],
     /// Activation of the gate when the config names none.
@@ -100,6 +102,7 @@ const LLAMA: Architecture = Architecture {
     model_types: &["llama"],
     gguf: &["llama"],
     examples: "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, and Mistral in GGUF",
+    tiny_gguf: true,
     verified: &["SmolLM2-135M-Instruct (GGUF, Q4_1)"],
     activation: Activation::Silu,
     activation_keys: &["hidden_act", "hidden_activation"],
@@ -435,6 +438,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     },
     Architecture {
         name: "Cohere 2",
+        tiny_gguf: false,
         hf: &["Cohere2ForCausalLM"],
         model_types: &["cohere2"],
         gguf: &["cohere2"],
@@ -467,6 +471,15 @@ impl Architecture {
             .iter()
             .find(|(key, _)| *key == hf_key)
             .map(|(_, value)| *value)
+    }
+}
+
+/// Whether this build runs what a model's list calls its architecture: a class name, or a GGUF architecture followed by ` (GGUF)`.
+pub fn is_supported(name: &str) -> bool {
+    let mut rows = ARCHITECTURES.iter();
+    match name.strip_suffix(" (GGUF)") {
+        Some(gguf) => rows.any(|row| row.gguf.contains(&gguf)),
+        None => rows.any(|row| row.hf.contains(&name)),
     }
 }
 

@@ -21,10 +21,11 @@ use serde_json::Value;
 
 use self::source::{Reader, Source};
 use super::arch::rules::{EmbeddingScale, LogitsScale, RopeLayers};
-use super::arch::{Architecture, find_gguf, find_hf, find_model_type, keys};
+use super::arch::{find_gguf, keys};
 use super::config::{
     AttentionConfig, LayerConfig, MixerConfig, ModelConfig, NormConfig, NormKind, RopeConfig,
 };
+use super::describe::check_description;
 use crate::error::{Error, Result};
 use crate::formats::{TensorSource, Weights};
 
@@ -67,44 +68,13 @@ pub fn read_config(weights: &Weights, folder: &Path) -> Result<ModelConfig> {
 }
 
 fn read_hf(json: Value, weights: &Weights) -> Result<ModelConfig> {
-    let arch = find_architecture(&json)?;
-    refuse_bidirectional(&json)?;
+    let arch = check_description(&json)?;
     Reader {
         source: Source::Hf(merge_text_config(json)),
         arch,
         weights,
     }
     .config()
-}
-
-/// The row of the table for a `config.json`: by the first known of its classes, or its model type when it names no class.
-///
-/// # Errors
-/// `Unsupported` with the list of what is supported, `Invalid` when it has neither.
-pub fn find_architecture(json: &Value) -> Result<&'static Architecture> {
-    let classes = json.get("architectures").and_then(Value::as_array);
-    match (classes, json.get("model_type").and_then(Value::as_str)) {
-        (Some(classes), _) if !classes.is_empty() => {
-            find_hf(classes.iter().filter_map(Value::as_str))
-        }
-        (_, Some(model_type)) => find_model_type(model_type),
-        _ => Err(Error::invalid(
-            "neither `architectures` nor `model_type`: the model's class is unknown",
-        )),
-    }
-}
-
-/// Embedding models are made of decoders by this switch.
-fn refuse_bidirectional(json: &Value) -> Result<()> {
-    let switch =
-        |object: &Value| object.get("use_bidirectional_attention") == Some(&Value::Bool(true));
-    if switch(json) || json.get("text_config").is_some_and(switch) {
-        return Err(
-            Error::unsupported("`use_bidirectional_attention` is not supported")
-                .with_hint("a model that sees the tokens behind does not generate text"),
-        );
-    }
-    Ok(())
 }
 
 /// Multimodal files nest the language model's fields; they win over the root's, but for the head, which is the outer class's.
