@@ -20,7 +20,7 @@ use oxydllm::ops::attention::{AttentionOptions, SequenceRows, attention};
 use oxydllm::ops::cases::{FLOAT_SHAPES, PACKED, PACKED_SHAPES, random_matrix};
 use oxydllm::ops::elementwise::add_assign;
 use oxydllm::ops::gated_act::{Activation, gated_act};
-use oxydllm::ops::kv_write::{BLOCK_TOKENS, PageShape, Pages, kv_write};
+use oxydllm::ops::kv_write::{BLOCK_TOKENS, PageShape, PageStore, kv_write};
 use oxydllm::ops::matmul::matmul;
 use oxydllm::ops::norm::rms_norm;
 use oxydllm::ops::qmatmul::{QMatrix, qmatmul, quantize_rows};
@@ -134,7 +134,7 @@ fn over_pages(c: &mut Criterion) {
     let mut group = c.benchmark_group("attention");
     for (rows, first_position, per_head) in ATTENTION {
         let blocks = (first_position + rows).div_ceil(BLOCK_TOKENS);
-        let pages = Pages::new(shape, blocks);
+        let pages = PageStore::new(&[shape], blocks);
         let block_table: Vec<u32> = (0..blocks as u32).collect();
         let q = tensor(&ctx, rows, shape.kv_heads * per_head * shape.key_dim);
         let sequence = SequenceRows {
@@ -149,15 +149,15 @@ fn over_pages(c: &mut Criterion) {
         };
         let name = format!("{rows} behind {first_position}, {per_head} heads each");
         group.bench_function(BenchmarkId::from_parameter(name), |b| {
-            b.iter(|| attention(&ctx, &q, &pages, &[sequence], &options))
+            b.iter(|| attention(&ctx, &q, pages.pages(0), &[sequence], &options))
         });
     }
     group.finish();
-    let mut pages = Pages::new(shape, 8);
+    let mut pages = PageStore::new(&[shape], 8);
     let k = tensor(&ctx, 128, shape.kv_heads * shape.key_dim);
     let slots: Vec<usize> = (0..128).collect();
     c.bench_function("kv_write/128 tokens", |b| {
-        b.iter(|| kv_write(&ctx, &mut pages, &k, &k, &slots))
+        b.iter(|| kv_write(&ctx, pages.pages_mut(0), &k, &k, &slots))
     });
 }
 

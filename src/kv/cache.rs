@@ -1,21 +1,18 @@
 //! Pages of all layers.
 
-use crate::ops::kv_write::{PageShape, Pages};
+use crate::ops::kv_write::{PageShape, PageStore, Pages, PagesMut};
 
 /// Keys and values of every layer. Block b means the same tokens in each of them.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<Pages>,
+    pages: PageStore,
 }
 
 impl KvCache {
     /// Pages of `num_blocks` blocks for each layer; their memory is committed when it is first written.
     pub fn new(shapes: &[PageShape], num_blocks: usize) -> Self {
         Self {
-            layers: shapes
-                .iter()
-                .map(|&shape| Pages::new(shape, num_blocks))
-                .collect(),
+            pages: PageStore::new(shapes, num_blocks),
         }
     }
 
@@ -25,12 +22,12 @@ impl KvCache {
     }
 
     /// One layer's pages.
-    pub fn layer(&self, layer: usize) -> &Pages {
-        &self.layers[layer]
+    pub fn layer(&self, layer: usize) -> Pages<'_> {
+        self.pages.pages(layer)
     }
 
     /// One layer's pages, for writing.
-    pub fn layer_mut(&mut self, layer: usize) -> &mut Pages {
-        &mut self.layers[layer]
+    pub fn layer_mut(&mut self, layer: usize) -> PagesMut<'_> {
+        self.pages.pages_mut(layer)
     }
 }

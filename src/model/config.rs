@@ -98,6 +98,8 @@ pub struct AttentionConfig {
     pub soft_cap: Option<f32>,
     /// A query sees itself and the `window - 1` positions before it; `None`: all of them.
     pub window: Option<usize>,
+    /// Each head has a logit of its own in the softmax, which has no value.
+    pub sinks: bool,
     /// The query projection gives a gate beside each query head; its sigmoid multiplies the head's output.
     pub output_gate: bool,
     /// Whose keys and values are read.

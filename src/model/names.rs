@@ -33,6 +33,8 @@ pub enum Part {
     /// Rows of the gate, then of up.
     GateUp,
     Down,
+    /// One logit per head, without `.weight` in safetensors.
+    Sinks,
 }
 
 /// What files call a part, without `.weight` or `.bias`. Parts of layers stand behind `model.layers.N.` or `blk.N.`.
@@ -79,6 +81,7 @@ const USUAL: &[PartNames] = &[
     named(Part::Up, "mlp.up_proj", "ffn_up"),
     named(Part::GateUp, "mlp.gate_up_proj", "ffn_gate_up"),
     named(Part::Down, "mlp.down_proj", "ffn_down"),
+    named(Part::Sinks, "self_attn.sinks", "attn_sinks"),
 ];
 
 /// Prefixes under which safetensors files keep the language model; all stand for `model.` (the head for nothing).

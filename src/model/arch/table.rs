@@ -54,6 +54,8 @@ pub struct Architecture {
     pub residual_multiplier: bool,
     /// Queries grow with their position where the config says so (`llama_4_scaling_beta`).
     pub query_scaling: bool,
+    /// Attention has sinks.
+    pub sinks: bool,
     /// Whether the head is the embedding when the config does not say.
     pub tied_by_default: bool,
     /// Which elements safetensors' q and k rows are ordered for.
@@ -119,6 +121,7 @@ const LLAMA: Architecture = Architecture {
     logits_scale: LogitsScale::One,
     residual_multiplier: false,
     query_scaling: false,
+    sinks: false,
     tied_by_default: false,
     hf_pairing: Pairing::HalfSplit,
     gguf_pairing: Pairing::Interleaved,

@@ -22,6 +22,8 @@ pub(in crate::model) struct Attention {
     pub q_norm: Option<Norm>,
     /// `None`: it reads the keys and values of another layer.
     pub keys: Option<Keys>,
+    /// One logit per head, which takes part in the softmax and has no value.
+    pub sinks: Option<Vec<f32>>,
     pub o: Linear,
 }
 
@@ -65,6 +67,7 @@ impl Attention {
             scale: c.scale,
             window: c.window,
             soft_cap: c.soft_cap,
+            sinks: self.sinks.as_deref(),
         };
         let mut mixed = attention(ctx, &q, kv.layer(self.pages), &step.rows, &options); // [tokens, heads * value_dim]
         if let Some(gate) = &gate {
@@ -96,7 +99,8 @@ impl Attention {
         let k_norm = self.keys.as_ref().and_then(|keys| keys.k_norm.as_ref());
         let norms = self.q_norm.iter().chain(k_norm).map(Norm::bytes);
         let linears = self.linears().into_iter().map(Linear::bytes);
-        linears.chain(norms).sum()
+        let sinks = self.sinks.iter().map(|sinks| size_of_val(&sinks[..]));
+        linears.chain(norms).chain(sinks).sum()
     }
 }
 

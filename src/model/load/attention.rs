@@ -48,11 +48,16 @@ pub(super) fn load(
         }),
         None => None,
     };
+    let sinks = own.sinks.then(|| {
+        let name = tensors.bare_name(index, Part::Sinks);
+        tensors.vector(&name, own.heads)
+    });
     let rope = own.rope.map(|rope| config.ropes[rope].pairing);
     Ok(Attention {
         q,
         q_norm,
         keys,
+        sinks: sinks.transpose()?,
         o: tensors.linear(
             index,
             Part::O,

@@ -75,6 +75,14 @@ impl<'a> Tensors<'a> {
         format!("{}.weight", self.names.stem(layer, part))
     }
 
+    /// The canonical name of a part that is one tensor without a kind: `.weight` stands behind it in GGUF files only.
+    pub fn bare_name(&self, layer: usize, part: Part) -> String {
+        match self.weights {
+            Weights::Gguf(_) => self.weight_name(Some(layer), part),
+            Weights::Safetensors(_) => self.names.stem(Some(layer), part),
+        }
+    }
+
     /// Whether the file has a tensor that nobody took yet, by canonical name.
     pub fn has(&self, name: &str) -> bool {
         self.unused.contains_key(name)

@@ -38,6 +38,7 @@ impl Reader<'_> {
             scale: self.attention_scale(key_dim, hidden, heads, num_layers)? as f32,
             soft_cap: self.find_positive(&keys::ATTN_SOFT_CAP)?.map(|x| x as f32),
             window: None,
+            sinks: self.arch.sinks,
             output_gate: false,
             kv: KvSource::Own,
         })

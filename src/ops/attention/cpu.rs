@@ -1,352 +1,290 @@
-//! Attention on the CPU: up to four rows (queries × heads that share a key/value head) per pass over a tile of keys.
+//! What one task of attention does on the CPU: some rows (queries × heads that share a key/value head), tile by tile of
+//! the keys that they see. A tile is read once for all of these rows.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "an index stands for a row or lane in several arrays at once"
-)]
 
 use std::cell::RefCell;
+use std::ops::Range;
 
-use super::{AttentionOptions, SequenceRows, TILE_KEYS};
+use super::tile::{MAX_ROWS, Row, Softened, own_tile};
+use super::{AttentionOptions, SPAN_KEYS, SequenceRows, TILE_KEYS};
 use crate::ops::Tensor;
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::kv_write::{BLOCK_TOKENS, Pages};
-use crate::ops::simd::{LANES, SUM_LANES, Simd, math, reduce_sum, simd_kernel};
+use crate::ops::kv_write::Pages;
+use crate::ops::simd::{LANES, Simd, math, simd_kernel, store_part};
 use crate::threads::Disjoint;
 
 /// Rows (queries × heads of a group) of one task.
 pub(super) const ROWS_PER_TASK: usize = 32;
-/// Rows of one pass over the keys.
-const MAX_ROWS: usize = 4;
+
+/// Floats of one row's record of a span: sum and maximum in the first vector, weighted values behind it.
+pub(super) fn record_len(value_dim: usize) -> usize {
+    LANES + value_dim.next_multiple_of(LANES)
+}
 
 thread_local! {
-    /// Weighted values of a task's rows while tiles are merged.
-    static WEIGHTED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Records of a task's rows: of the whole, of a span, of a tile.
+    static RECORDS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One sequence and key/value head.
+/// One sequence of a batch.
+#[derive(Clone, Copy)]
 pub(super) struct Work<'a> {
     pub q: &'a Tensor,
-    pub pages: &'a Pages,
+    pub pages: Pages<'a>,
     pub sequence: &'a SequenceRows<'a>,
-    pub kv_head: usize,
     /// Query heads per key/value head.
     pub group: usize,
-    pub options: &'a AttentionOptions,
-    pub out: &'a Disjoint<'a, f32>,
-}
-
-/// One row of a pass: which query it is and which keys it sees.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    q: &'a [f32],
-    /// Keys `from..to`.
-    from: usize,
-    to: usize,
-}
-
-/// Maximum and sum of the tiles merged so far.
-#[derive(Clone, Copy)]
-struct Running {
-    max: f32,
-    sum: f32,
-    empty: bool,
-}
-
-/// One tile's own results for `R` rows; weighted values stand in a separate buffer.
-struct TileResult<const R: usize> {
-    max: [f32; R],
-    sum: [f32; R],
+    pub options: &'a AttentionOptions<'a>,
 }
 
 impl Work<'_> {
-    /// Rows `first..first + count` of the flattened (token, head in group) rows.
-    pub(super) fn run(&self, level: CpuLevel, first: usize, count: usize) {
-        let value_stride = self.pages.shape().value_dim.next_multiple_of(LANES);
-        WEIGHTED.with_borrow_mut(|scratch| {
-            // Merged values of four rows, then one tile's.
-            scratch.resize(2 * MAX_ROWS * value_stride, 0.0);
-            let mut at = first;
-            while at < first + count {
-                let rows = MAX_ROWS.min(first + count - at);
-                // SAFETY: the body needs the instruction set, which the level stands for, and scratch of this size.
-                unsafe {
-                    match rows {
-                        1 => pass::<1>(level, self, at, scratch),
-                        2 => pass::<2>(level, self, at, scratch),
-                        3 => pass::<3>(level, self, at, scratch),
-                        _ => pass::<4>(level, self, at, scratch),
-                    }
-                }
-                at += rows;
-            }
-        });
+    /// Rows of one key/value head: queries × heads of its group, heads innermost.
+    pub(super) fn num_rows(&self) -> usize {
+        self.sequence.num_rows * self.group
     }
 
-    fn row(&self, row: usize) -> Row<'_> {
-        let (token, head) = self.place(row);
-        let key_dim = self.pages.shape().key_dim;
-        let to = self.sequence.first_position + row / self.group + 1;
-        let from = self
-            .options
-            .window
-            .map_or(0, |window| to.saturating_sub(window));
-        Row {
-            q: &self.q.row(token)[head * key_dim..][..key_dim],
-            from,
-            to,
+    /// Pieces of work that never need to be split: rows of a task for each key/value head.
+    pub(super) fn num_chunks(&self) -> usize {
+        self.num_rows().div_ceil(ROWS_PER_TASK) * self.pages.shape().kv_heads
+    }
+
+    /// Spans that some row sees.
+    fn spans(&self) -> Range<usize> {
+        match self.num_rows() {
+            0 => 0..0,
+            rows => self.spans_of(0, rows),
         }
     }
 
-    /// Row in the batch and query head of a flattened row.
-    fn place(&self, row: usize) -> (usize, usize) {
+    /// How many spans some row sees.
+    pub(super) fn num_spans(&self) -> usize {
+        self.spans().len()
+    }
+
+    /// Spans that rows `first..first + count` see.
+    fn spans_of(&self, first: usize, count: usize) -> Range<usize> {
+        let (from, to) = (self.seen(first).start, self.seen(first + count - 1).end);
+        from / SPAN_KEYS..to.div_ceil(SPAN_KEYS)
+    }
+
+    /// Keys that a row sees.
+    fn seen(&self, row: usize) -> Range<usize> {
+        let to = self.sequence.first_position + row / self.group + 1;
+        let window = self.options.window.unwrap_or(to);
+        to.saturating_sub(window)..to
+    }
+
+    fn row(&self, head: usize, row: usize) -> Row<'_> {
+        let key_dim = self.pages.shape().key_dim;
+        let (token, query_head) = self.place(head, row);
+        let seen = self.seen(row);
+        Row {
+            q: &self.q.row(token)[query_head * key_dim..][..key_dim],
+            from: seen.start,
+            to: seen.end,
+        }
+    }
+
+    /// Row in the batch and query head of a row.
+    fn place(&self, head: usize, row: usize) -> (usize, usize) {
         (
             self.sequence.first_row + row / self.group,
-            self.kv_head * self.group + row % self.group,
+            head * self.group + row % self.group,
         )
     }
 
-    fn write(&self, row: usize, values: &[f32], sum: f32) {
-        let value_dim = self.pages.shape().value_dim;
-        let (token, head) = self.place(row);
-        let heads = self.pages.shape().kv_heads * self.group;
-        // SAFETY: this task alone writes this row and head.
-        let out = unsafe { self.out.part((token * heads + head) * value_dim, value_dim) };
-        for (out, value) in out.iter_mut().zip(values) {
-            *out = value / sum;
+    fn count(&self, first: usize) -> usize {
+        ROWS_PER_TASK.min(self.num_rows() - first)
+    }
+
+    /// The outputs of up to [`ROWS_PER_TASK`] rows from `first` on, of key/value head `head`.
+    pub(super) fn compute(
+        &self,
+        level: CpuLevel,
+        head: usize,
+        first: usize,
+        out: &Disjoint<'_, f32>,
+    ) {
+        let len = self.count(first) * record_len(self.pages.shape().value_dim);
+        RECORDS.with_borrow_mut(|scratch| {
+            let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
+            scratch.resize(scratch.len().max(2 * len + own_len), 0.0);
+            let (own, records) = scratch.split_at_mut(own_len);
+            let (whole, span) = records[..2 * len].split_at_mut(len);
+            clear(whole, len / self.count(first));
+            for index in self.spans_of(first, self.count(first)) {
+                // SAFETY: the level stands for the instruction set; records have the length that the kernels assert.
+                unsafe {
+                    span_kernel(level, self, head, first, index, own, span);
+                    merge_kernel(level, self, span, whole);
+                }
+            }
+            // SAFETY: as above.
+            unsafe { finish_kernel(level, self, head, first, whole, out) };
+        });
+    }
+
+    /// The records of the same rows for the span `span` (counted from the first that any row of the sequence sees).
+    pub(super) fn compute_span(
+        &self,
+        level: CpuLevel,
+        head: usize,
+        span: usize,
+        first: usize,
+        records: &mut [f32],
+    ) {
+        let index = self.spans().start + span;
+        let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
+        RECORDS.with_borrow_mut(|own| {
+            own.resize(own.len().max(own_len), 0.0);
+            // SAFETY: the level stands for the instruction set; the kernel asserts the lengths.
+            unsafe { span_kernel(level, self, head, first, index, own, records) };
+        });
+    }
+
+    /// The outputs of the same rows from their records of all spans.
+    pub(super) fn merge_spans(
+        &self,
+        level: CpuLevel,
+        head: usize,
+        first: usize,
+        spans: &[&[f32]],
+        out: &Disjoint<'_, f32>,
+    ) {
+        let record = record_len(self.pages.shape().value_dim);
+        let len = self.count(first) * record;
+        RECORDS.with_borrow_mut(|scratch| {
+            scratch.resize(scratch.len().max(len), 0.0);
+            let whole = &mut scratch[..len];
+            clear(whole, record);
+            for span in spans {
+                // SAFETY: the level stands for the instruction set; records have the length that the kernel asserts.
+                unsafe { merge_kernel(level, self, span, whole) };
+            }
+            // SAFETY: as above.
+            unsafe { finish_kernel(level, self, head, first, whole, out) };
+        });
+    }
+}
+
+/// Makes records say that no key was seen.
+fn clear(records: &mut [f32], record: usize) {
+    for record in records.chunks_exact_mut(record) {
+        record[..2].fill(0.0);
+    }
+}
+
+simd_kernel! {
+    /// All tiles of span `span` for rows from `first` on: a record for each.
+    unsafe fn span_kernel(work: &Work<'_>, head: usize, first: usize, span: usize, own: &mut [f32], records: &mut [f32]) = span_body
+}
+
+#[inline(always)]
+unsafe fn span_body<V: Simd>(
+    work: &Work<'_>,
+    head: usize,
+    first: usize,
+    span: usize,
+    own: &mut [f32],
+    records: &mut [f32],
+) {
+    let record = record_len(work.pages.shape().value_dim);
+    let count = work.count(first);
+    assert!(records.len() == count * record);
+    clear(records, record);
+    let rows: [Row<'_>; ROWS_PER_TASK] =
+        std::array::from_fn(|r| work.row(head, first + r.min(count - 1)));
+    let rows = &rows[..count];
+    // Rows are in order of position: the first sees furthest back, the last furthest ahead.
+    let from = rows[0].from.max(span * SPAN_KEYS);
+    let to = rows[count - 1].to.min((span + 1) * SPAN_KEYS);
+    for tile in from / TILE_KEYS..to.div_ceil(TILE_KEYS) {
+        let mut ahead = true;
+        for at in (0..count).step_by(MAX_ROWS) {
+            let rows = &rows[at..count.min(at + MAX_ROWS)];
+            let records = &mut records[at * record..(at + rows.len()) * record];
+            // SAFETY: the instruction set is the caller's duty.
+            unsafe {
+                match rows.len() {
+                    1 => tile_rows::<V, 1>(work, head, rows, tile, ahead, own, records),
+                    2 => tile_rows::<V, 2>(work, head, rows, tile, ahead, own, records),
+                    3 => tile_rows::<V, 3>(work, head, rows, tile, ahead, own, records),
+                    _ => tile_rows::<V, 4>(work, head, rows, tile, ahead, own, records),
+                }
+            }
+            ahead = false;
+        }
+    }
+}
+
+/// One tile for `R` rows, merged into their records. `ahead`: what comes next is fetched. `own` is room for the tile's
+/// weighted values.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)]
+unsafe fn tile_rows<V: Simd, const R: usize>(
+    work: &Work<'_>,
+    head: usize,
+    rows: &[Row<'_>],
+    tile: usize,
+    ahead: bool,
+    own: &mut [f32],
+    records: &mut [f32],
+) {
+    let rows: &[Row<'_>; R] = rows.try_into().expect("as many rows as the caller counted");
+    let stride = work.pages.shape().value_dim.next_multiple_of(LANES);
+    let start = tile * TILE_KEYS;
+    let keys = rows[0].from.max(start)..rows[R - 1].to.min(start + TILE_KEYS);
+    if keys.is_empty() {
+        return;
+    }
+    // SAFETY: the instruction set is the caller's duty.
+    let softened: Softened<R> = unsafe { own_tile::<V, R>(work, head, rows, &keys, ahead, own) };
+    for r in 0..R {
+        // A row that sees no key of the tile has no sum.
+        if softened.sum[r] != 0.0 {
+            let record = &mut records[r * (LANES + stride)..][..LANES + stride];
+            let own = &own[r * stride..][..stride];
+            // SAFETY: the instruction set is the caller's duty.
+            unsafe { merge::<V>(softened.max[r], softened.sum[r], own, record) };
         }
     }
 }
 
 simd_kernel! {
-    /// All tiles for rows `first..first + R`.
-    unsafe fn pass<const R: usize>(work: &Work<'_>, first: usize, scratch: &mut [f32]) = pass_body
+    /// Merges the records of a span into those of all spans before it.
+    unsafe fn merge_kernel(work: &Work<'_>, span: &[f32], whole: &mut [f32]) = merge_body
 }
 
 #[inline(always)]
-unsafe fn pass_body<V: Simd, const R: usize>(work: &Work<'_>, first: usize, scratch: &mut [f32]) {
-    let rows: [Row<'_>; R] = std::array::from_fn(|r| work.row(first + r));
-    let value_stride = work.pages.shape().value_dim.next_multiple_of(LANES);
-    let (merged, own) = scratch.split_at_mut(MAX_ROWS * value_stride);
-    let mut running = [Running {
-        max: 0.0,
-        sum: 0.0,
-        empty: true,
-    }; R];
-    // Rows are in order of position: the first sees furthest back, the last furthest ahead.
-    let (from, to) = (rows[0].from, rows[R - 1].to);
-    for tile in from / TILE_KEYS..to.div_ceil(TILE_KEYS) {
-        let keys = (tile * TILE_KEYS).max(from)..((tile + 1) * TILE_KEYS).min(to);
-        let mut weights = [[0.0_f32; TILE_KEYS]; R];
-        // SAFETY: the instruction set is the caller's duty; buffers have the sizes that the functions state.
-        unsafe {
-            scores::<V, R>(work, &rows, &keys, &mut weights);
-            let result = soften::<V, R>(work.options, &rows, tile * TILE_KEYS, &mut weights);
-            weighted_values::<V, R>(work, &keys, &weights, own);
-            for r in 0..R {
-                let seen =
-                    rows[r].from.max(tile * TILE_KEYS)..rows[r].to.min((tile + 1) * TILE_KEYS);
-                if !seen.is_empty() {
-                    let at = r * value_stride..(r + 1) * value_stride;
-                    merge::<V>(
-                        &mut running[r],
-                        result.max[r],
-                        result.sum[r],
-                        &mut merged[at.clone()],
-                        &own[at],
-                    );
-                }
-            }
-        }
-    }
-    for r in 0..R {
-        work.write(
-            first + r,
-            &merged[r * value_stride..(r + 1) * value_stride],
-            running[r].sum,
-        );
-    }
-}
-
-/// `weights[r][key in tile] = q_r · key`: one chain of fused multiply-adds over the features, for whole blocks.
-#[inline(always)]
-unsafe fn scores<V: Simd, const R: usize>(
-    work: &Work<'_>,
-    rows: &[Row<'_>; R],
-    keys: &std::ops::Range<usize>,
-    weights: &mut [[f32; TILE_KEYS]; R],
-) {
-    let key_dim = work.pages.shape().key_dim;
-    for block in keys.start / BLOCK_TOKENS..keys.end.div_ceil(BLOCK_TOKENS) {
-        let page = work
-            .pages
-            .key_block(work.sequence.block_table[block] as usize, work.kv_head);
-        assert!(page.len() == key_dim * BLOCK_TOKENS);
-        let at = block * BLOCK_TOKENS % TILE_KEYS;
-        // SAFETY: the page has `key_dim` rows of 16 halves, each q has `key_dim` elements, and `at + 16` is in the tile.
-        unsafe {
-            let mut acc = [[V::splat(0.0); 2]; R];
-            for d in 0..key_dim {
-                let p = page.as_ptr().add(d * BLOCK_TOKENS).cast::<u8>();
-                let (low, high) = (V::load_f16(p), V::load_f16(p.add(2 * LANES)));
-                for r in 0..R {
-                    let q = V::splat(*rows[r].q.get_unchecked(d));
-                    acc[r][0] = V::fma(q, low, acc[r][0]);
-                    acc[r][1] = V::fma(q, high, acc[r][1]);
-                }
-            }
-            for r in 0..R {
-                V::store(weights[r].as_mut_ptr().add(at), acc[r][0]);
-                V::store(weights[r].as_mut_ptr().add(at + LANES), acc[r][1]);
-            }
+unsafe fn merge_body<V: Simd>(work: &Work<'_>, span: &[f32], whole: &mut [f32]) {
+    let record = record_len(work.pages.shape().value_dim);
+    assert!(span.len() == whole.len() && whole.len().is_multiple_of(record));
+    for (span, whole) in span
+        .chunks_exact(record)
+        .zip(whole.chunks_exact_mut(record))
+    {
+        if span[0] != 0.0 {
+            // SAFETY: records are whole vectors; the instruction set is the caller's duty.
+            unsafe { merge::<V>(span[1], span[0], &span[LANES..], whole) };
         }
     }
 }
 
-/// Scores to weights `e^(score - max)`, zero for keys that a row does not see; 16-lane sums.
+/// Merges maximum, sum and weighted values of later keys into a row's record. A sum of 0 means that nothing was seen yet: one
+/// that was is at least 1 or NaN.
 #[inline(always)]
-unsafe fn soften<V: Simd, const R: usize>(
-    options: &AttentionOptions,
-    rows: &[Row<'_>; R],
-    tile_start: usize,
-    weights: &mut [[f32; TILE_KEYS]; R],
-) -> TileResult<R> {
-    let mut result = TileResult {
-        max: [f32::NEG_INFINITY; R],
-        sum: [0.0; R],
-    };
-    for r in 0..R {
-        let w = &mut weights[r];
-        let seen = rows[r].from.saturating_sub(tile_start).min(TILE_KEYS)
-            ..rows[r].to.saturating_sub(tile_start).min(TILE_KEYS);
-        if seen.is_empty() {
-            w.fill(0.0);
-            continue;
-        }
-        // SAFETY: a tile is a whole number of vectors; the instruction set is the caller's duty.
-        unsafe {
-            for at in (0..TILE_KEYS).step_by(LANES) {
-                let mut s = V::mul(V::load(w.as_ptr().add(at)), V::splat(options.scale));
-                if let Some(cap) = options.soft_cap {
-                    s = V::mul(math::tanh::<V>(V::div(s, V::splat(cap))), V::splat(cap));
-                }
-                V::store(w.as_mut_ptr().add(at), s);
-            }
-            let max = w[seen.clone()]
-                .iter()
-                .fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
-            w[..seen.start].fill(f32::NEG_INFINITY);
-            w[seen.end..].fill(f32::NEG_INFINITY);
-            let (mut low, mut high) = (V::splat(0.0), V::splat(0.0));
-            for at in (0..TILE_KEYS).step_by(SUM_LANES) {
-                let a = math::exp::<V>(V::sub(V::load(w.as_ptr().add(at)), V::splat(max)));
-                let b = math::exp::<V>(V::sub(V::load(w.as_ptr().add(at + LANES)), V::splat(max)));
-                V::store(w.as_mut_ptr().add(at), a);
-                V::store(w.as_mut_ptr().add(at + LANES), b);
-                low = V::add(low, a);
-                high = V::add(high, b);
-            }
-            result.max[r] = max;
-            result.sum[r] = reduce_sum::<V>(low, high);
-        }
-    }
-    result
-}
-
-/// `own[r] = Σ weights[r][key] · value`, keys ascending, one chain per feature.
-///
-/// Runs over keys that some row of the pass sees: for a row that does not see a key the weight is 0 and the key is a
-/// later one of the same sequence, finite by `store_f16`.
-#[inline(always)]
-unsafe fn weighted_values<V: Simd, const R: usize>(
-    work: &Work<'_>,
-    keys: &std::ops::Range<usize>,
-    weights: &[[f32; TILE_KEYS]; R],
-    own: &mut [f32],
-) {
-    let stride = work.pages.shape().value_dim.next_multiple_of(LANES);
-    assert!(own.len() >= R * stride);
-    let mut d = 0;
-    while d < stride {
-        // SAFETY: `d + 8` or `d + 16` features lie inside a padded row; the rest is the caller's duty.
-        unsafe {
-            if d + 2 * LANES <= stride {
-                value_columns::<V, R, 2>(work, keys, weights, own, d);
-                d += 2 * LANES;
-            } else {
-                value_columns::<V, R, 1>(work, keys, weights, own, d);
-                d += LANES;
-            }
-        }
-    }
-}
-
-/// Features `d..d + 8 W` of [`weighted_values`].
-#[inline(always)]
-unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
-    work: &Work<'_>,
-    keys: &std::ops::Range<usize>,
-    weights: &[[f32; TILE_KEYS]; R],
-    own: &mut [f32],
-    d: usize,
-) {
-    let stride = work.pages.shape().value_dim.next_multiple_of(LANES);
-    // SAFETY: pages have 16 rows of `stride` halves; `own` has R rows of `stride`.
-    unsafe {
-        let mut acc = [[V::splat(0.0); W]; R];
-        let mut key = keys.start;
-        while key < keys.end {
-            let page = work.pages.value_block(
-                work.sequence.block_table[key / BLOCK_TOKENS] as usize,
-                work.kv_head,
-            );
-            let end = keys.end.min((key / BLOCK_TOKENS + 1) * BLOCK_TOKENS);
-            for key in key..end {
-                let p = page
-                    .as_ptr()
-                    .add(key % BLOCK_TOKENS * stride + d)
-                    .cast::<u8>();
-                let values: [V::F32; W] =
-                    std::array::from_fn(|i| V::load_f16(p.add(i * 2 * LANES)));
-                for r in 0..R {
-                    let weight = V::splat(*weights[r].get_unchecked(key % TILE_KEYS));
-                    for i in 0..W {
-                        acc[r][i] = V::fma(weight, values[i], acc[r][i]);
-                    }
-                }
-            }
-            key = end;
-        }
-        for r in 0..R {
-            for i in 0..W {
-                V::store(own.as_mut_ptr().add(r * stride + d + i * LANES), acc[r][i]);
-            }
-        }
-    }
-}
-
-/// Merges a tile into what was merged before.
-#[inline(always)]
-unsafe fn merge<V: Simd>(
-    running: &mut Running,
-    max: f32,
-    sum: f32,
-    merged: &mut [f32],
-    own: &[f32],
-) {
-    if running.empty {
-        *running = Running {
-            max,
-            sum,
-            empty: false,
-        };
+unsafe fn merge<V: Simd>(max: f32, sum: f32, own: &[f32], record: &mut [f32]) {
+    let (head, merged) = record.split_at_mut(LANES);
+    assert!(own.len() == merged.len() && own.len().is_multiple_of(LANES));
+    if head[0] == 0.0 {
+        (head[0], head[1]) = (sum, max);
         merged.copy_from_slice(own);
         return;
     }
-    let top = if max > running.max { max } else { running.max };
-    // SAFETY: both rows are whole vectors; the instruction set is the caller's duty.
+    let top = if max > head[1] { max } else { head[1] };
+    // SAFETY: both rows are whole vectors by the assertion; the instruction set is the caller's duty.
     unsafe {
-        let old = math::exp::<V>(V::splat(running.max - top));
+        let old = math::exp::<V>(V::splat(head[1] - top));
         let new = math::exp::<V>(V::splat(max - top));
         for at in (0..merged.len()).step_by(LANES) {
             let kept = V::mul(V::load(merged.as_ptr().add(at)), old);
@@ -355,15 +293,57 @@ unsafe fn merge<V: Simd>(
                 V::fma(V::load(own.as_ptr().add(at)), new, kept),
             );
         }
-        let mut lanes = [0.0_f32; LANES];
-        V::store(
-            lanes.as_mut_ptr(),
-            V::fma(V::splat(sum), new, V::mul(V::splat(running.sum), old)),
-        );
-        *running = Running {
-            max: top,
-            sum: lanes[0],
-            empty: false,
-        };
+        let sum = V::fma(V::splat(sum), new, V::mul(V::splat(head[0]), old));
+        V::store(head.as_mut_ptr(), sum);
+    }
+    head[1] = top;
+}
+
+simd_kernel! {
+    /// Divides weighted values by sums, the sinks counted, and writes them to where they belong.
+    unsafe fn finish_kernel(work: &Work<'_>, head: usize, first: usize, records: &[f32], out: &Disjoint<'_, f32>) = finish_body
+}
+
+#[inline(always)]
+unsafe fn finish_body<V: Simd>(
+    work: &Work<'_>,
+    head: usize,
+    first: usize,
+    records: &[f32],
+    out: &Disjoint<'_, f32>,
+) {
+    let shape = work.pages.shape();
+    let heads = shape.kv_heads * work.group;
+    for (r, record) in records
+        .chunks_exact(record_len(shape.value_dim))
+        .enumerate()
+    {
+        let (token, query_head) = work.place(head, first + r);
+        let (sum, max, values) = (record[0], record[1], &record[LANES..]);
+        let start = (token * heads + query_head) * shape.value_dim;
+        // SAFETY: this task alone writes this row and head; the instruction set is the caller's duty.
+        unsafe {
+            let out = out.part(start, shape.value_dim);
+            let (factor, divisor) = match work.options.sinks {
+                None => (V::splat(1.0), V::splat(sum)),
+                Some(sinks) => with_sink::<V>(sum, max, sinks[query_head]),
+            };
+            for at in (0..out.len()).step_by(LANES) {
+                let value = V::load(values[at..at + LANES].as_ptr());
+                store_part::<V>(out, at, V::div(V::mul(value, factor), divisor));
+            }
+        }
+    }
+}
+
+/// What multiplies weighted values, and the whole sum, when `sink` is one more score.
+#[inline(always)]
+unsafe fn with_sink<V: Simd>(sum: f32, max: f32, sink: f32) -> (V::F32, V::F32) {
+    let top = if sink > max { sink } else { max };
+    // SAFETY: the instruction set is the caller's duty.
+    unsafe {
+        let keys = math::exp::<V>(V::splat(max - top));
+        let own = math::exp::<V>(V::splat(sink - top));
+        (keys, V::fma(V::splat(sum), keys, own))
     }
 }

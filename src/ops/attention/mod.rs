@@ -1,18 +1,23 @@
 //! Scaled dot-product attention over cache pages: `softmax(scale · q kᵀ) v`, for prompts and single tokens alike.
 //!
 //! Keys lie in tiles of [`TILE_KEYS`], counted from position 0 of the sequence. For each query and head a tile gives its
-//! own maximum, sum and weighted values from its own keys alone; tiles are merged in ascending order. Nothing in that
-//! depends on how many queries there are, where blocks lie, or who else is in the batch (the online softmax of
-//! Milakov and Gimelshein 2018, <https://arxiv.org/abs/1805.02867>, with fixed tiles).
+//! own maximum, sum and weighted values from its own keys alone; the tiles of a span of [`SPAN_KEYS`] are merged in ascending
+//! order, then the spans. Nothing in that depends on how many queries there are, where blocks lie, which threads
+//! compute what, or who else is in the batch (the online softmax of Milakov and Gimelshein 2018,
+//! <https://arxiv.org/abs/1805.02867>, with fixed tiles).
 
 mod cpu;
+mod tile;
 
 use crate::ops::kv_write::{BLOCK_TOKENS, Pages};
 use crate::ops::{Context, Tensor};
 use crate::threads::Disjoint;
+use cpu::{ROWS_PER_TASK, Work, record_len};
 
 /// Keys per tile of the softmax.
 pub const TILE_KEYS: usize = 64;
+/// Keys per span of tiles, of which one thread can compute one while others compute others.
+pub const SPAN_KEYS: usize = 8 * TILE_KEYS;
 
 /// Rows of one sequence in a batch: consecutive positions, whose keys and values are already in the pages.
 #[derive(Debug, Clone, Copy)]
@@ -29,13 +34,15 @@ pub struct SequenceRows<'a> {
 
 /// What a layer's attention does besides the softmax.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct AttentionOptions {
+pub struct AttentionOptions<'a> {
     /// Multiplies the scores.
     pub scale: f32,
     /// A query sees itself and the `window - 1` positions before it.
     pub window: Option<usize>,
     /// `score = cap * tanh(score / cap)`.
     pub soft_cap: Option<f32>,
+    /// `[heads]`: a score of each query head for a key that has no value (GPT-OSS). It is neither scaled nor capped.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Attention of every row of `q` `[tokens, heads * key_dim]` over its own sequence: `[tokens, heads * value_dim]`.
@@ -45,23 +52,57 @@ pub struct AttentionOptions {
 pub fn attention(
     ctx: &Context,
     q: &Tensor,
-    pages: &Pages,
+    pages: Pages<'_>,
     sequences: &[SequenceRows<'_>],
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
 ) -> Tensor {
+    let heads = check(q, &pages, sequences, options);
+    let shape = pages.shape();
+    let mut out = ctx.uninit(q.rows(), heads * shape.value_dim);
+    let covered: usize = sequences.iter().map(|s| s.num_rows).sum();
+    if covered < q.rows() {
+        out.as_mut_slice().fill(0.0);
+    }
+    let works: Vec<Work<'_>> = sequences
+        .iter()
+        .map(|sequence| Work {
+            q,
+            pages,
+            sequence,
+            group: heads / shape.kv_heads,
+            options,
+        })
+        .collect();
+    // With few rows in the whole batch, as when a long text is continued, spans are shared out too.
+    let most = 4 * ctx.pool().num_threads();
+    let few = works.iter().map(Work::num_chunks).sum::<usize>() < most;
+    let splits = |work: &&Work<'_>| few && work.num_spans() > 1;
+    let (long, whole): (Vec<_>, Vec<_>) = works.iter().partition(splits);
+    let writer = Disjoint::new(out.as_mut_slice());
+    whole_chunks(ctx, &whole, &writer);
+    for work in long {
+        by_spans(ctx, work, &writer);
+    }
+    out
+}
+
+/// The number of query heads, when everything fits.
+fn check(
+    q: &Tensor,
+    pages: &Pages<'_>,
+    sequences: &[SequenceRows<'_>],
+    options: &AttentionOptions<'_>,
+) -> usize {
     let shape = pages.shape();
     let heads = q.cols() / shape.key_dim;
     assert!(
         heads * shape.key_dim == q.cols() && heads.is_multiple_of(shape.kv_heads),
         "{q:?} over {pages:?}"
     );
-    let mut out = ctx.uninit(q.rows(), heads * shape.value_dim);
-    let covered: usize = sequences.iter().map(|s| s.num_rows).sum();
-    if covered < q.rows() {
-        out.as_mut_slice().fill(0.0);
-    }
-    let group = heads / shape.kv_heads;
-    let mut tasks = Vec::new();
+    assert!(
+        options.sinks.is_none_or(|sinks| sinks.len() == heads),
+        "a sink for each of {heads} heads"
+    );
     for sequence in sequences {
         let length = sequence.first_position + sequence.num_rows;
         assert!(
@@ -75,38 +116,66 @@ pub fn attention(
                 .all(|&b| (b as usize) < pages.num_blocks()),
             "a block outside {pages:?}"
         );
-        for head in 0..shape.kv_heads {
-            let rows = sequence.num_rows * group;
-            tasks.extend(
-                (0..rows)
-                    .step_by(cpu::ROWS_PER_TASK)
-                    .map(|first| (sequence, head, first, rows)),
-            );
+    }
+    heads
+}
+
+/// Each task computes some rows of one head over all their keys.
+fn whole_chunks(ctx: &Context, works: &[&Work<'_>], out: &Disjoint<'_, f32>) {
+    let mut tasks = Vec::new();
+    for work in works {
+        for head in 0..work.pages.shape().kv_heads {
+            let firsts = (0..work.num_rows()).step_by(ROWS_PER_TASK);
+            tasks.extend(firsts.map(|first| (*work, head, first)));
         }
     }
     // The latest rows see most keys: they go first, so that no long task is left for the end.
     tasks.reverse();
-    let writer = Disjoint::new(out.as_mut_slice());
     ctx.pool().run(tasks.len(), |task| {
-        let (sequence, kv_head, first, rows) = tasks[task];
-        let work = cpu::Work {
-            q,
-            pages,
-            sequence,
-            kv_head,
-            group,
-            options,
-            out: &writer,
-        };
-        work.run(ctx.level(), first, cpu::ROWS_PER_TASK.min(rows - first));
+        let (work, head, first) = tasks[task];
+        work.compute(ctx.level(), head, first, out);
     });
-    out
+}
+
+/// Each task computes some rows of one head over one span; then the spans are merged.
+fn by_spans(ctx: &Context, work: &Work<'_>, out: &Disjoint<'_, f32>) {
+    let shape = work.pages.shape();
+    let (spans, chunks) = (work.num_spans(), work.num_rows().div_ceil(ROWS_PER_TASK));
+    let record_len = record_len(shape.value_dim);
+    let rows = work.num_rows();
+    // [kv head, span, row], a record each
+    let mut records = ctx.uninit(shape.kv_heads * spans * rows, record_len);
+    let part = |head: usize, span: usize, chunk: usize| {
+        let (first, row) = (chunk * ROWS_PER_TASK, (head * spans + span) * rows);
+        let count = ROWS_PER_TASK.min(rows - first);
+        (row + first) * record_len..(row + first + count) * record_len
+    };
+    {
+        let writer = Disjoint::new(records.as_mut_slice());
+        ctx.pool().run(shape.kv_heads * spans * chunks, |task| {
+            let (head, span) = (task / spans % shape.kv_heads, task % spans);
+            let chunk = task / spans / shape.kv_heads;
+            // SAFETY: this task alone writes the records of its head, span and chunk.
+            #[allow(unsafe_code)]
+            let own = unsafe {
+                writer.part(part(head, span, chunk).start, part(head, span, chunk).len())
+            };
+            work.compute_span(ctx.level(), head, span, chunk * ROWS_PER_TASK, own);
+        });
+    }
+    let records = records.as_slice();
+    ctx.pool().run(shape.kv_heads * chunks, |task| {
+        let (head, chunk) = (task / chunks, task % chunks);
+        let of_span = |span| &records[part(head, span, chunk)];
+        let spans: Vec<&[f32]> = (0..spans).map(of_span).collect();
+        work.merge_spans(ctx.level(), head, chunk * ROWS_PER_TASK, &spans, out);
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::kv_write::{PageShape, kv_write};
+    use crate::ops::kv_write::{PageShape, PageStore, kv_write};
     use crate::ops::testing::{bits, contexts, random};
     use half::f16;
 
@@ -114,14 +183,19 @@ mod tests {
         heads: usize,
         shape: PageShape,
         length: usize,
-        options: AttentionOptions,
+        options: AttentionOptions<'static>,
         q: Vec<f32>,
         k: Vec<f32>,
         v: Vec<f32>,
     }
 
     impl Case {
-        fn new(heads: usize, shape: PageShape, length: usize, options: AttentionOptions) -> Self {
+        fn new(
+            heads: usize,
+            shape: PageShape,
+            length: usize,
+            options: AttentionOptions<'static>,
+        ) -> Self {
             let q = random(1, length * heads * shape.key_dim)
                 .iter()
                 .map(|x| x * 3.0)
@@ -141,7 +215,7 @@ mod tests {
 
         /// Runs rows `from..length` in chunks, over the given blocks, keys and values written as they come.
         fn run(&self, ctx: &Context, blocks: &[u32], num_blocks: usize, chunk: usize) -> Vec<f32> {
-            let mut pages = Pages::new(self.shape, num_blocks);
+            let mut pages = PageStore::new(&[self.shape], num_blocks);
             // Leftovers of somebody else, worst case.
             let (kc, vc) = (
                 self.shape.kv_heads * self.shape.key_dim,
@@ -149,7 +223,7 @@ mod tests {
             );
             let all: Vec<usize> = (0..num_blocks * BLOCK_TOKENS).collect();
             let junk = |cols: usize| ctx.tensor(all.len(), cols, &vec![f32::NAN; all.len() * cols]);
-            kv_write(ctx, &mut pages, &junk(kc), &junk(vc), &all);
+            kv_write(ctx, pages.pages_mut(0), &junk(kc), &junk(vc), &all);
             let mut out = Vec::new();
             for first in (0..self.length).step_by(chunk) {
                 let n = chunk.min(self.length - first);
@@ -161,7 +235,7 @@ mod tests {
                     .collect();
                 kv_write(
                     ctx,
-                    &mut pages,
+                    pages.pages_mut(0),
                     &part(&self.k, kc),
                     &part(&self.v, vc),
                     &slots,
@@ -174,7 +248,7 @@ mod tests {
                 };
                 let q = part(&self.q, self.heads * self.shape.key_dim);
                 out.extend_from_slice(
-                    attention(ctx, &q, &pages, &[sequence], &self.options).as_slice(),
+                    attention(ctx, &q, pages.pages(0), &[sequence], &self.options).as_slice(),
                 );
             }
             out
@@ -206,7 +280,8 @@ mod tests {
                         .collect();
                     let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let p: Vec<f64> = scores.iter().map(|s| (s - top).exp()).collect();
-                    let sum: f64 = p.iter().sum();
+                    let sink = self.options.sinks.map(|sinks| f64::from(sinks[h]));
+                    let sum = p.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - top).exp());
                     for d in 0..vd {
                         let o: f64 = (from..=t)
                             .map(|j| p[j - from] * half(self.v[at(j) * vd + d]))
@@ -225,6 +300,7 @@ mod tests {
             scale: 0.3,
             window: None,
             soft_cap: None,
+            sinks: None,
         };
         let cases = [
             Case::new(
@@ -294,21 +370,60 @@ mod tests {
                     ..plain
                 },
             ),
+            Case::new(
+                4,
+                PageShape {
+                    kv_heads: 2,
+                    key_dim: 16,
+                    value_dim: 16,
+                },
+                90,
+                AttentionOptions {
+                    sinks: Some(&[-2.0, 0.5, 30.0, 3.0]),
+                    ..plain
+                },
+            ),
+            // More than one span, more rows than a pass holds, and windows that begin in a later span.
+            Case::new(
+                5,
+                PageShape {
+                    kv_heads: 1,
+                    key_dim: 8,
+                    value_dim: 72,
+                },
+                SPAN_KEYS + 90,
+                plain,
+            ),
+            Case::new(
+                2,
+                PageShape {
+                    kv_heads: 2,
+                    key_dim: 8,
+                    value_dim: 32,
+                },
+                2 * SPAN_KEYS + 70,
+                AttentionOptions {
+                    window: Some(SPAN_KEYS + 33),
+                    sinks: Some(&[1.0, -1.0]),
+                    ..plain
+                },
+            ),
         ];
         for case in cases {
             let expected = case.oracle();
             let needed = case.length.div_ceil(BLOCK_TOKENS) as u32;
             let straight: Vec<u32> = (0..needed).collect();
-            let scattered: Vec<u32> = (0..needed).map(|b| (b * 7 + 3) % 13).collect();
+            let blocks = needed.max(13);
+            let scattered: Vec<u32> = (0..needed).map(|b| (b * 7 + 3) % blocks).collect();
             let mut seen: Option<Vec<u32>> = None;
             for ctx in contexts() {
-                for (blocks, chunk) in [
+                for (table, chunk) in [
                     (&straight, case.length),
                     (&scattered, 1),
                     (&scattered, 7),
                     (&straight, 64),
                 ] {
-                    let got = case.run(&ctx, blocks, 13, chunk);
+                    let got = case.run(&ctx, table, blocks as usize, chunk);
                     for (got, want) in got.iter().zip(&expected) {
                         // F32 chains of up to 150 terms of size 1.
                         assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
@@ -326,6 +441,7 @@ mod tests {
             scale: 0.25,
             window: None,
             soft_cap: None,
+            sinks: None,
         };
         let shape = PageShape {
             kv_heads: 2,
@@ -335,7 +451,7 @@ mod tests {
         let case = Case::new(4, shape, 40, options);
         for ctx in contexts() {
             let alone = case.run(&ctx, &[4, 1, 7], 9, 40);
-            let mut pages = Pages::new(shape, 9);
+            let mut pages = PageStore::new(&[shape], 9);
             let k = ctx.tensor(40, 32, &case.k);
             let slots = |blocks: [usize; 3]| {
                 (0..40)
@@ -344,12 +460,12 @@ mod tests {
             };
             kv_write(
                 &ctx,
-                &mut pages,
+                pages.pages_mut(0),
                 &k,
                 &ctx.tensor(40, 32, &case.v),
                 &slots([4, 1, 7]),
             );
-            kv_write(&ctx, &mut pages, &k, &k, &slots([0, 2, 3]));
+            kv_write(&ctx, pages.pages_mut(0), &k, &k, &slots([0, 2, 3]));
             // The last row of one sequence beside all rows of the other.
             let mut q = case.q[39 * 64..].to_vec();
             q.extend_from_slice(&case.q);
@@ -367,7 +483,13 @@ mod tests {
                     block_table: &[4, 1, 7],
                 },
             ];
-            let both = attention(&ctx, &ctx.tensor(41, 64, &q), &pages, &sequences, &options);
+            let both = attention(
+                &ctx,
+                &ctx.tensor(41, 64, &q),
+                pages.pages(0),
+                &sequences,
+                &options,
+            );
             assert_eq!(bits(&both.as_slice()[64..]), bits(&alone));
         }
     }

@@ -1,0 +1,281 @@
+//! One tile of keys for up to four rows: scores, their softmax, weighted values.
+#![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or lane in several arrays at once"
+)]
+
+use std::ops::Range;
+
+use super::cpu::Work;
+use super::{AttentionOptions, TILE_KEYS};
+use crate::ops::kv_write::BLOCK_TOKENS;
+use crate::ops::simd::{LANES, SUM_LANES, Simd, math, reduce_sum};
+
+/// Rows of one pass over a tile.
+pub(super) const MAX_ROWS: usize = 4;
+/// Blocks of a tile.
+const TILE_BLOCKS: usize = TILE_KEYS / BLOCK_TOKENS;
+/// Halves in a cache line.
+const LINE: usize = 32;
+
+/// One row: its query and the keys `from..to` that it sees.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub q: &'a [f32],
+    pub from: usize,
+    pub to: usize,
+}
+
+/// Maximum of the scores and sum of the weights of each row; a row that sees no key of the tile has the sum 0.
+pub(super) struct Softened<const R: usize> {
+    pub max: [f32; R],
+    pub sum: [f32; R],
+}
+
+type Weights<const R: usize> = [[f32; TILE_KEYS]; R];
+
+/// Pages of the tile's blocks; those without a key that anybody sees are somebody else's and stand in for nothing.
+type Blocks<'a> = [&'a [u16]; TILE_BLOCKS];
+
+/// The tile that holds `keys` (which some row sees): weights `e^(score - max)` and their sums, and in `own` `[R, padded
+/// value_dim]` the weighted values. `ahead`: the next tile's keys are fetched on the way.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub(super) unsafe fn own_tile<V: Simd, const R: usize>(
+    work: &Work<'_>,
+    head: usize,
+    rows: &[Row<'_>; R],
+    keys: &Range<usize>,
+    ahead: bool,
+    own: &mut [f32],
+) -> Softened<R> {
+    let pages = work.pages;
+    let block = |b: usize| work.sequence.block_table[b] as usize;
+    let (first, last) = (keys.start / BLOCK_TOKENS, (keys.end - 1) / BLOCK_TOKENS);
+    let tile = keys.start / TILE_KEYS;
+    let at = |i: usize| block((tile * TILE_BLOCKS + i).clamp(first, last));
+    let key_pages: Blocks<'_> = std::array::from_fn(|i| pages.key_block(at(i), head));
+    let value_pages: Blocks<'_> = std::array::from_fn(|i| pages.value_block(at(i), head));
+    let next = (ahead && keys.end == (tile + 1) * TILE_KEYS).then(|| {
+        let after = |i: usize| (tile + 1) * TILE_BLOCKS + i;
+        let known = work.sequence.block_table.len() - 1;
+        std::array::from_fn(|i| pages.key_block(block(after(i).min(known)), head))
+    });
+    let mut weights = [[0.0_f32; TILE_KEYS]; R];
+    let coming = ahead.then_some(&value_pages);
+    // SAFETY: the instruction set is the caller's duty.
+    unsafe {
+        match R {
+            1 => scores::<V, R, 4>(rows, &key_pages, coming, &mut weights),
+            2 => scores::<V, R, 2>(rows, &key_pages, coming, &mut weights),
+            _ => scores::<V, R, 1>(rows, &key_pages, coming, &mut weights),
+        }
+        let softened = soften::<V, R>(work.options, rows, tile * TILE_KEYS, &mut weights);
+        let keys = keys.start % TILE_KEYS..(keys.end - 1) % TILE_KEYS + 1;
+        let stride = pages.shape().value_dim.next_multiple_of(LANES);
+        weighted_values::<V, R>(&value_pages, stride, &keys, &weights, next.as_ref(), own);
+        softened
+    }
+}
+
+/// `weights[r][key in tile] = q_r · key`: one chain of fused multiply-adds over the features. `B` blocks at a time, for as many
+/// chains at once as hide the latency of an addition.
+#[inline(always)]
+unsafe fn scores<V: Simd, const R: usize, const B: usize>(
+    rows: &[Row<'_>; R],
+    pages: &Blocks<'_>,
+    coming: Option<&Blocks<'_>>,
+    weights: &mut Weights<R>,
+) {
+    let key_dim = rows[0].q.len();
+    for first in (0..TILE_BLOCKS).step_by(B) {
+        let page: [*const u16; B] = std::array::from_fn(|b| {
+            assert!(pages[first + b].len() == key_dim * BLOCK_TOKENS);
+            pages[first + b].as_ptr()
+        });
+        // SAFETY: a page has `key_dim` rows of 16 halves, each q has `key_dim` elements, and the blocks lie in the tile. What is
+        // fetched need not be readable.
+        unsafe {
+            let mut acc = [[[V::splat(0.0); 2]; B]; R];
+            for d in 0..key_dim {
+                let mut halves = [[V::splat(0.0); 2]; B];
+                for b in 0..B {
+                    let p = page[b].add(d * BLOCK_TOKENS).cast::<u8>();
+                    halves[b] = [V::load_f16(p), V::load_f16(p.add(2 * LANES))];
+                    if let Some(coming) = coming {
+                        V::prefetch(
+                            coming[first + b]
+                                .as_ptr()
+                                .wrapping_add(d * BLOCK_TOKENS)
+                                .cast(),
+                        );
+                    }
+                }
+                for r in 0..R {
+                    let q = V::splat(*rows[r].q.get_unchecked(d));
+                    for b in 0..B {
+                        acc[r][b][0] = V::fma(q, halves[b][0], acc[r][b][0]);
+                        acc[r][b][1] = V::fma(q, halves[b][1], acc[r][b][1]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for b in 0..B {
+                    let out = weights[r].as_mut_ptr().add((first + b) * BLOCK_TOKENS);
+                    V::store(out, acc[r][b][0]);
+                    V::store(out.add(LANES), acc[r][b][1]);
+                }
+            }
+        }
+    }
+}
+
+/// Scores to weights `e^(score - max)`, zero for keys that a row does not see; 16-lane sums.
+#[inline(always)]
+unsafe fn soften<V: Simd, const R: usize>(
+    options: &AttentionOptions<'_>,
+    rows: &[Row<'_>; R],
+    tile_start: usize,
+    weights: &mut Weights<R>,
+) -> Softened<R> {
+    let mut softened = Softened {
+        max: [f32::NEG_INFINITY; R],
+        sum: [0.0; R],
+    };
+    for r in 0..R {
+        let w = &mut weights[r];
+        let place = |key: usize| key.saturating_sub(tile_start).min(TILE_KEYS);
+        let seen = place(rows[r].from)..place(rows[r].to);
+        if seen.is_empty() {
+            w.fill(0.0);
+            continue;
+        }
+        // SAFETY: a tile is a whole number of vectors; the instruction set is the caller's duty.
+        unsafe {
+            for at in (0..TILE_KEYS).step_by(LANES) {
+                let mut s = V::mul(V::load(w.as_ptr().add(at)), V::splat(options.scale));
+                if let Some(cap) = options.soft_cap {
+                    s = V::mul(math::tanh::<V>(V::div(s, V::splat(cap))), V::splat(cap));
+                }
+                V::store(w.as_mut_ptr().add(at), s);
+            }
+            w[..seen.start].fill(f32::NEG_INFINITY);
+            w[seen.end..].fill(f32::NEG_INFINITY);
+            let max = max_of::<V>(w);
+            let (mut low, mut high) = (V::splat(0.0), V::splat(0.0));
+            for at in (0..TILE_KEYS).step_by(SUM_LANES) {
+                let a = math::exp::<V>(V::sub(V::load(w.as_ptr().add(at)), V::splat(max)));
+                let b = math::exp::<V>(V::sub(V::load(w.as_ptr().add(at + LANES)), V::splat(max)));
+                V::store(w.as_mut_ptr().add(at), a);
+                V::store(w.as_mut_ptr().add(at + LANES), b);
+                low = V::add(low, a);
+                high = V::add(high, b);
+            }
+            softened.max[r] = max;
+            softened.sum[r] = reduce_sum::<V>(low, high);
+        }
+    }
+    softened
+}
+
+/// The largest score. A NaN may be passed over: it makes the sum NaN whatever the maximum is.
+#[inline(always)]
+unsafe fn max_of<V: Simd>(scores: &[f32; TILE_KEYS]) -> f32 {
+    let mut lanes = [0.0_f32; LANES];
+    // SAFETY: a tile is a whole number of vectors; the instruction set is the caller's duty.
+    unsafe {
+        let mut max = V::splat(f32::NEG_INFINITY);
+        for at in (0..TILE_KEYS).step_by(LANES) {
+            max = V::max(V::load(scores.as_ptr().add(at)), max);
+        }
+        V::store(lanes.as_mut_ptr(), max);
+    }
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let four: [f32; 4] = std::array::from_fn(|l| larger(lanes[l], lanes[l + 4]));
+    larger(larger(four[0], four[2]), larger(four[1], four[3]))
+}
+
+/// `own[r] = Σ weights[r][key] · value` over `keys` (places in the tile), ascending, one chain per feature.
+///
+/// Runs over keys that some row of the pass sees: for a row that does not see a key the weight is 0 and the key is a
+/// later one of the same sequence, finite by `store_f16`.
+#[inline(always)]
+unsafe fn weighted_values<V: Simd, const R: usize>(
+    pages: &Blocks<'_>,
+    stride: usize,
+    keys: &Range<usize>,
+    weights: &Weights<R>,
+    coming: Option<&Blocks<'_>>,
+    own: &mut [f32],
+) {
+    assert!(own.len() >= R * stride && pages.iter().all(|p| p.len() == stride * BLOCK_TOKENS));
+    let mut d = 0;
+    // SAFETY: the features lie inside a padded row; the instruction set is the caller's duty.
+    unsafe {
+        while R == 1 && d + 8 * LANES <= stride {
+            value_columns::<V, R, 8>(pages, stride, keys, weights, coming, own, d);
+            d += 8 * LANES;
+        }
+        while R <= 2 && d + 4 * LANES <= stride {
+            value_columns::<V, R, 4>(pages, stride, keys, weights, coming, own, d);
+            d += 4 * LANES;
+        }
+        while d + 2 * LANES <= stride {
+            value_columns::<V, R, 2>(pages, stride, keys, weights, coming, own, d);
+            d += 2 * LANES;
+        }
+        while d < stride {
+            value_columns::<V, R, 1>(pages, stride, keys, weights, coming, own, d);
+            d += LANES;
+        }
+    }
+}
+
+/// Features `d..d + 8 W` of [`weighted_values`].
+#[inline(always)]
+unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
+    pages: &Blocks<'_>,
+    stride: usize,
+    keys: &Range<usize>,
+    weights: &Weights<R>,
+    coming: Option<&Blocks<'_>>,
+    own: &mut [f32],
+    d: usize,
+) {
+    // SAFETY: pages have 16 rows of `stride` halves, `own` has R rows of `stride`, and `d + 8 W` is at most `stride`. What is
+    // fetched need not be readable.
+    unsafe {
+        let mut acc = [[V::splat(0.0); W]; R];
+        for block in keys.start / BLOCK_TOKENS..keys.end.div_ceil(BLOCK_TOKENS) {
+            if let Some(coming) = coming {
+                // These features' share of the lines.
+                let len = coming[block].len();
+                let share = len * d / stride..len * (d + W * LANES) / stride;
+                for at in share.step_by(LINE) {
+                    V::prefetch(coming[block].as_ptr().wrapping_add(at).cast());
+                }
+            }
+            let page = pages[block].as_ptr();
+            let end = keys.end.min((block + 1) * BLOCK_TOKENS);
+            for key in keys.start.max(block * BLOCK_TOKENS)..end {
+                let p = page.add(key % BLOCK_TOKENS * stride + d).cast::<u8>();
+                let values: [V::F32; W] =
+                    std::array::from_fn(|i| V::load_f16(p.add(i * 2 * LANES)));
+                for r in 0..R {
+                    let weight = V::splat(*weights[r].get_unchecked(key));
+                    for i in 0..W {
+                        acc[r][i] = V::fma(weight, values[i], acc[r][i]);
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            for i in 0..W {
+                V::store(own.as_mut_ptr().add(r * stride + d + i * LANES), acc[r][i]);
+            }
+        }
+    }
+}
