@@ -234,6 +234,41 @@ fn every_checkpoint_gives_the_references_logits_and_greedy_tokens() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Largest difference of a logit of a prompt between two models.
+fn furthest(ctx: &Context, models: [&Transformer; 2], ids: &[u32]) -> f32 {
+    let [a, b] = models.map(|model| Run::new(ctx, model, ids.len(), 0).forward(ids));
+    a.iter()
+        .zip(&b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
+
+#[test]
+fn safetensors_and_gguf_of_the_same_weights_agree() {
+    let ctx = context(2, CpuLevel::detect());
+    let load = |folder: &Path| {
+        let path = Expected::read(folder).model;
+        load(&ctx, &path, LoadOptions::default())
+            .unwrap()
+            .transformer
+    };
+    let mut compared = 0;
+    for folder in fixtures() {
+        let json = std::fs::read(folder.join("expected.json")).unwrap();
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        let Some(twin) = json["twin_of"].as_str() else {
+            continue;
+        };
+        let models = [load(&folder), load(&folder.parent().unwrap().join(twin))];
+        for prompt in Expected::read(&folder).prompts {
+            let furthest = furthest(&ctx, [&models[0], &models[1]], &prompt.ids);
+            assert!(furthest <= 1e-4, "{}: {furthest:.1e}", folder.display());
+        }
+        compared += 1;
+    }
+    assert!(compared >= 14, "twins are missing");
+}
+
 #[test]
 fn the_headers_tell_what_the_weights_will_take() {
     let ctx = context(1, CpuLevel::detect());

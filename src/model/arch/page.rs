@@ -41,8 +41,8 @@ layers that predict further tokens are skipped without reading them, and named i
 | safetensors, one file or sharded | F32, F16, BF16 |
 | GGUF, one file or split | F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, mixed within a file |
 
-A checkpoint with a missing, extra or wrongly shaped tensor, or with NaN in one, is refused with the tensor's name. So is an activation, a
-rotary scaling or a layer type that the architecture does not have here.
+A checkpoint with a missing, extra or wrongly shaped tensor, or with NaN or infinity in a float one, is refused with the tensor's name; an activation,
+a rotary scaling or a layer type that is not supported, with its own.
 
 Rotary scaling: `linear`, `llama3`, `yarn`, `longrope`, `proportional`; `dynamic` changes nothing up to the model's own context, which is the limit here.
 LongRoPE has two lists of factors. The prompt's length decides which one a sequence uses, from its beginning to the end of its answer.

@@ -124,7 +124,8 @@ const LLAMA: Architecture = Architecture {
     sinks: false,
     tied_by_default: false,
     hf_pairing: Pairing::HalfSplit,
-    gguf_pairing: Pairing::Interleaved,
+    // Converters reorder rows.
+    gguf_pairing: Pairing::Reordered,
     window: WindowRule::None,
     local_rope: false,
     rope_layers: RopeLayers::All,
@@ -419,6 +420,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
             ..NO_BIAS
         },
         hf_pairing: Pairing::Interleaved,
+        gguf_pairing: Pairing::Interleaved,
         defaults: &[
             ("rope_theta", 10_000.0),
             ("rms_norm_eps", 1.5625e-7),
@@ -453,6 +455,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         logits_scale: LogitsScale::Times,
         tied_by_default: true,
         hf_pairing: Pairing::Interleaved,
+        gguf_pairing: Pairing::Interleaved,
         window: WindowRule::EveryNthFull(4),
         rope_layers: RopeLayers::Sliding,
         defaults: &[
