@@ -94,7 +94,7 @@ impl Bench<'_> {
         let tokens = self.tokens(1, self.args.prompt_tokens);
         let (mut rates, mut firsts) = (Vec::new(), Vec::new());
         for repeat in 0..=self.args.repeat.get() {
-            let mut run = Run::new(self, 1, tokens.len());
+            let mut run = Run::new(self, 1, tokens.len(), 0);
             let begin = Instant::now();
             let logits = run.prefill(&[&tokens])?;
             let seconds = begin.elapsed().as_secs_f64();
@@ -125,7 +125,7 @@ impl Bench<'_> {
         let mut rates = Vec::new();
         for repeat in 0..=self.args.repeat.get() {
             // The context is filled once, and its end written again by every repeat.
-            let mut run = Run::new(self, batch, depth.max(1) + steps + 1);
+            let mut run = Run::new(self, batch, depth.max(1), steps + 1);
             run.prefill(
                 &prompts
                     .iter()
@@ -167,11 +167,13 @@ struct Run<'a> {
     kv: KvCache,
     tables: Vec<Vec<u32>>,
     length: usize,
+    is_long: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(bench: &Bench<'a>, batch: usize, capacity: usize) -> Self {
-        let per = capacity.div_ceil(BLOCK_TOKENS) as u32;
+    /// For `batch` prompts of `prompt_len` tokens and as many more as `more`.
+    fn new(bench: &Bench<'a>, batch: usize, prompt_len: usize, more: usize) -> Self {
+        let per = (prompt_len + more).div_ceil(BLOCK_TOKENS) as u32;
         let kv = KvCache::new(
             &bench.transformer.config().page_shapes(),
             batch * per as usize,
@@ -185,6 +187,7 @@ impl<'a> Run<'a> {
             kv,
             tables,
             length: 0,
+            is_long: bench.transformer.config().is_long(prompt_len),
         }
     }
 
@@ -208,6 +211,7 @@ impl<'a> Run<'a> {
                 first_position: self.length,
                 block_table: table.clone(),
                 num_logits,
+                is_long: self.is_long,
             })
             .collect();
         self.length += tokens[0].len();

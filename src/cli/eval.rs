@@ -92,11 +92,13 @@ struct Run<'a> {
     kv: KvCache,
     block_table: Vec<u32>,
     length: usize,
+    is_long: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(ctx: &'a Context, transformer: &'a Transformer, capacity: usize) -> Self {
-        let blocks = capacity.div_ceil(BLOCK_TOKENS);
+    /// For a prompt of `prompt_len` tokens and as many more as `more`.
+    fn new(ctx: &'a Context, transformer: &'a Transformer, prompt_len: usize, more: usize) -> Self {
+        let blocks = (prompt_len + more).div_ceil(BLOCK_TOKENS);
         let kv = KvCache::new(&transformer.config().page_shapes(), blocks);
         Self {
             ctx,
@@ -104,6 +106,7 @@ impl<'a> Run<'a> {
             kv,
             block_table: (0..blocks as u32).collect(),
             length: 0,
+            is_long: transformer.config().is_long(prompt_len),
         }
     }
 
@@ -114,6 +117,7 @@ impl<'a> Run<'a> {
             first_position: self.length,
             block_table: self.block_table.clone(),
             num_logits,
+            is_long: self.is_long,
         };
         self.length += tokens.len();
         self.transformer.forward(
@@ -138,7 +142,7 @@ fn tokens(
     let mut greedy = Vec::new();
     for prompt in &prompts {
         let count = args.greedy.map_or(0, |n| n.get());
-        let mut run = Run::new(ctx, transformer, prompt.len() + count);
+        let mut run = Run::new(ctx, transformer, prompt.len(), count);
         // The forward itself is chunked only by its caller; logits of all positions come chunk by chunk.
         let mut logits = Vec::new();
         for chunk in prompt.chunks(CHUNK_TOKENS) {
@@ -247,7 +251,7 @@ fn perplexity(
             input[0] = bos;
         }
         let first = PERPLEXITY_CHUNK / 2;
-        let mut run = Run::new(ctx, transformer, PERPLEXITY_CHUNK);
+        let mut run = Run::new(ctx, transformer, PERPLEXITY_CHUNK, 0);
         let logits = run.forward(&input, PERPLEXITY_CHUNK - first)?;
         for (row, position) in (first..PERPLEXITY_CHUNK - 1).enumerate() {
             let loss = negative_log_likelihood(logits.row(row), chunk[position + 1]);

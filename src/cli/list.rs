@@ -7,6 +7,7 @@ use super::Printer;
 use super::args::ListArgs;
 use crate::env;
 use crate::error::Result;
+use crate::model::arch::is_supported;
 use crate::store::{self, LocalModel};
 use crate::units::format_size;
 
@@ -61,6 +62,8 @@ fn table(models: &[LocalModel], dir: &str) -> String {
         text.push_str(&row(&model.id, &model.architecture, &size));
         if !model.missing.is_empty() {
             text.push_str("  (incomplete)");
+        } else if !is_supported(&model.architecture) {
+            text.push_str("  (not supported)");
         }
         text.push('\n');
     }
@@ -105,6 +108,7 @@ mod tests {
             ),
             model("Qwen/Qwen3-4B-Q4_K_M", "qwen3 (GGUF)", 2_501_000_000, &[]),
             model("u/empty", "Unknown", 0, &["config.json"]),
+            model("u/other", "MambaForCausalLM", 1 << 30, &[]),
         ];
         let rule = "─".repeat(81);
         let expected = format!(
@@ -112,7 +116,8 @@ mod tests {
              \x20 mistralai/Ministral-3-3B-Instruct-2512 Mistral3ForConditionalGeneration   4.35 GB\n\
              \x20 Qwen/Qwen3-4B-Q4_K_M                   qwen3 (GGUF)                       2.33 GB\n\
              \x20 u/empty                                Unknown                                  -  (incomplete)\n\
-             \n  3 model(s) in ~/.oxydllm/models\n\n"
+             \x20 u/other                                MambaForCausalLM                   1.00 GB  (not supported)\n\
+             \n  4 model(s) in ~/.oxydllm/models\n\n"
         );
         assert_eq!(table(&models, "~/.oxydllm/models"), expected);
     }

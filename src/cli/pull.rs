@@ -10,7 +10,8 @@ use super::progress::PullProgress;
 use crate::env;
 use crate::error::{Error, Result};
 use crate::hub::{
-    Checked, Contents, Folder, Hub, Listing, Variant, check_gguf, choose_default, find_variant,
+    Checked, Contents, Folder, Hub, Listing, Variant, check_config, check_gguf, choose_default,
+    find_variant,
 };
 use crate::store::{self, Lock, LockOutcome, ModelName};
 use crate::units::format_size;
@@ -61,7 +62,7 @@ fn download(args: &PullArgs, printer: &Printer) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    check(&hub, &listing, variant, printer)?;
+    check(&hub, &listing, &contents, variant, printer)?;
     let is_begun = folder.is_begun();
     let plan = folder.plan(&listing, contents.files_for(variant), args.force);
     if is_begun && !args.force {
@@ -221,13 +222,23 @@ fn pick(answer: &str, default: usize, count: usize) -> Option<usize> {
     (1..=count).contains(&number).then_some(number)
 }
 
-fn check(hub: &Hub, listing: &Listing, variant: &Variant, printer: &Printer) -> Result<()> {
-    let Some(first) = variant.files.first().filter(|_| variant.is_gguf) else {
-        return Ok(());
+fn check(
+    hub: &Hub,
+    listing: &Listing,
+    contents: &Contents,
+    variant: &Variant,
+    printer: &Printer,
+) -> Result<()> {
+    let (label, checked) = match variant.files.first() {
+        Some(first) if variant.is_gguf => ("Header:     ", check_gguf(hub, listing, first)?),
+        _ => (
+            "Model:      ",
+            check_config(hub, listing, &contents.shared)?,
+        ),
     };
-    match check_gguf(hub, listing, first)? {
-        Checked::Readable(line) => printer.talk(format_args!("Header:      {line}")),
-        Checked::Unknown(why) => tracing::info!(why, "the header could not be checked"),
+    match checked {
+        Checked::Readable(line) => printer.talk(format_args!("{label} {line}")),
+        Checked::Unknown(why) => tracing::info!(why, "the model could not be checked"),
     }
     Ok(())
 }

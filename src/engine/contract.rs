@@ -113,6 +113,8 @@ pub struct Reference {
 #[derive(Debug)]
 struct Probe {
     prompt: Vec<u32>,
+    /// Computed as a long sequence: decided by the whole prompt, also for a part of it.
+    is_long: bool,
     continuation: Vec<u32>,
     rows: Rows,
 }
@@ -132,6 +134,7 @@ impl Reference {
             }
             let mut probe = Probe {
                 prompt: prompt.clone(),
+                is_long: subject.config().is_long(prompt.len()),
                 continuation: Vec::new(),
                 rows: Rows::new(),
             };
@@ -156,6 +159,7 @@ impl Reference {
                 rows: rows.map(|(position, row)| (*position, *row)).collect(),
                 continuation: Vec::new(),
                 prompt,
+                is_long: probe.is_long,
             }
         };
         Self {
@@ -279,7 +283,7 @@ impl Probe {
                 let mut other = self.prompt[..self.prompt.len() / 2].to_vec();
                 other.extend(tokens(7, 5, vocab));
                 let mut drive = Drive::new(subject, ctx, own * 3, WHOLE);
-                drive.run_other(other)?;
+                drive.run_other(other, self.is_long)?;
                 Ok(drive.run(self, &[], &[])?.0)
             }
             Clause::Preempted => self.run_preempted(subject, ctx, vocab),
@@ -351,17 +355,23 @@ impl<'a> Drive<'a> {
         }
     }
 
-    fn add(&mut self, tokens: &[u32]) -> SeqId {
+    fn add(&mut self, tokens: &[u32], is_long: bool) -> SeqId {
         let id = self.next_id;
         self.next_id += 1;
-        self.scheduler.add(id, tokens.to_vec());
+        self.scheduler
+            .add_variant(id, tokens.to_vec(), u8::from(is_long));
         id
     }
 
+    fn add_other(&mut self, tokens: &[u32]) {
+        self.add(tokens, self.subject.config().is_long(tokens.len()));
+    }
+
     /// Computes another prompt alone, for what it leaves in the cache.
-    fn run_other(&mut self, prompt: Vec<u32>) -> Result<()> {
+    fn run_other(&mut self, prompt: Vec<u32>, is_long: bool) -> Result<()> {
         let other = Probe {
             prompt,
+            is_long,
             continuation: Vec::new(),
             rows: Rows::from([(0, [0; 32])]),
         };
@@ -378,11 +388,11 @@ impl<'a> Drive<'a> {
         younger: &[Vec<u32>],
     ) -> Result<(Rows, Vec<u32>)> {
         for tokens in older {
-            self.add(tokens);
+            self.add_other(tokens);
         }
-        let own = self.add(&probe.prompt);
+        let own = self.add(&probe.prompt, probe.is_long);
         for tokens in younger {
-            self.add(tokens);
+            self.add_other(tokens);
         }
         let (mut rows, mut continuation) = (Rows::new(), Vec::new());
         while !self.scheduler.is_idle() {
@@ -430,6 +440,7 @@ impl<'a> Drive<'a> {
             } else {
                 usize::from(part.samples)
             },
+            is_long: self.scheduler.variant(part.id) != 0,
         };
         Batch {
             sequences: step.parts.iter().map(sequence).collect(),

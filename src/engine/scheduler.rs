@@ -112,12 +112,17 @@ impl Scheduler {
     ///
     /// The caller has made sure that the sequence never grows beyond the pool.
     pub fn add(&mut self, id: SeqId, tokens: Vec<u32>) {
+        self.add_variant(id, tokens, 0);
+    }
+
+    /// [`Self::add`] for a sequence that is computed in another way: it shares cached blocks with those of its variant only.
+    pub fn add_variant(&mut self, id: SeqId, tokens: Vec<u32>, variant: u8) {
         let newest = self.sequences.last_key_value().map(|(id, _)| *id);
         assert!(
             newest.is_none_or(|newest| id > newest),
             "sequence numbers ascend"
         );
-        self.sequences.insert(id, Sequence::new(tokens));
+        self.sequences.insert(id, Sequence::new(tokens, variant));
         self.waiting.insert(id);
     }
 
@@ -133,6 +138,11 @@ impl Scheduler {
     /// The tokens of a sequence: prompt, then output.
     pub fn tokens(&self, id: SeqId) -> &[u32] {
         &self.sequences[&id].tokens
+    }
+
+    /// How a sequence is computed, as it was said when it was added.
+    pub fn variant(&self, id: SeqId) -> u8 {
+        self.sequences[&id].variant
     }
 
     /// The blocks of a sequence; block i holds positions `16 i..16 i + 16`.

@@ -11,6 +11,8 @@ pub(super) struct Sequence {
     pub(super) blocks: Vec<u32>,
     /// Tokens whose keys and values are in the blocks.
     pub(super) computed: usize,
+    /// How it is computed: sequences of one variant share cached blocks.
+    pub(super) variant: u8,
     /// The chain of the blocks that the cache knows.
     pub(super) link: Link,
     /// How many blocks that chain has.
@@ -21,13 +23,14 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(tokens: Vec<u32>) -> Self {
+    pub(super) fn new(tokens: Vec<u32>, variant: u8) -> Self {
         assert!(!tokens.is_empty(), "a sequence has a token at least");
         Self {
             tokens,
             blocks: Vec::new(),
             computed: 0,
-            link: Link::ROOT,
+            variant,
+            link: Link::root(variant),
             registered: 0,
             cached: 0,
             admitted_before: false,
@@ -84,7 +87,7 @@ impl Sequence {
     /// The chain that the cache has of the beginning, and the tokens of the block behind it (empty when there is none that
     /// could be cached). Changes nothing.
     pub(super) fn next_uncached(&self, pool: &BlockPool) -> (Link, &[u32]) {
-        let mut link = Link::ROOT;
+        let mut link = Link::root(self.variant);
         for index in 0..self.cacheable_blocks() {
             let tokens = self.cacheable(index);
             match pool.peek(link, tokens) {
@@ -119,7 +122,7 @@ impl Sequence {
             pool.give_back(block);
         }
         self.computed = 0;
-        self.link = Link::ROOT;
+        self.link = Link::root(self.variant);
         self.registered = 0;
     }
 }

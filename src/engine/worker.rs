@@ -33,6 +33,12 @@ pub trait Forward: Send {
     /// # Errors
     /// Those of the model; they fail the sequences of the batch.
     fn forward(&mut self, ctx: &Context, batch: &Batch) -> Result<Tensor>;
+
+    /// Whether a sequence with a prompt of so many tokens is computed as a long one
+    /// ([`ModelConfig::is_long`](crate::model::ModelConfig::is_long)).
+    fn is_long(&self, _prompt_len: usize) -> bool {
+        false
+    }
 }
 
 /// A transformer with the cache of its worker.
@@ -52,6 +58,10 @@ impl TransformerForward {
 impl Forward for TransformerForward {
     fn forward(&mut self, ctx: &Context, batch: &Batch) -> Result<Tensor> {
         self.transformer.forward(ctx, batch, &mut self.kv)
+    }
+
+    fn is_long(&self, prompt_len: usize) -> bool {
+        self.transformer.config().is_long(prompt_len)
     }
 }
 
@@ -186,7 +196,9 @@ impl Worker {
             Ok(sampler) => {
                 self.next_id += 1;
                 let (active, tokens) = Active::new(submission, sampler, self.max_context);
-                self.scheduler.add(self.next_id, tokens);
+                let is_long = self.forward.is_long(tokens.len());
+                self.scheduler
+                    .add_variant(self.next_id, tokens, u8::from(is_long));
                 self.active.insert(self.next_id, active);
             }
             // A receiver that is gone does not want the error either.
@@ -281,6 +293,7 @@ impl Worker {
             first_position: part.first,
             block_table: self.scheduler.block_table(part.id).to_vec(),
             num_logits: usize::from(part.samples),
+            is_long: self.scheduler.variant(part.id) != 0,
         };
         Batch {
             sequences: step.parts.iter().map(sequence).collect(),

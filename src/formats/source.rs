@@ -52,6 +52,22 @@ impl MappedBytes {
         }
     }
 
+    /// Bytes `start..start + len` of these.
+    ///
+    /// # Errors
+    /// `Invalid` when the range leaves them.
+    pub fn part(&self, start: usize, len: usize) -> Result<Self> {
+        match start.checked_add(len) {
+            Some(end) if end <= self.len => {
+                Self::new(self.mapping.clone(), self.start + start, len)
+            }
+            _ => Err(Error::invalid(format!(
+                "bytes {start}+{len} lie outside a tensor of {}",
+                self.len
+            ))),
+        }
+    }
+
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.mapping.as_slice()[self.start..self.start + self.len]

@@ -42,7 +42,8 @@ pub(super) fn load_planned(
     let cannot_load = |error: Error| error.context(format!("cannot load `{name}`"));
     let Checkpoint { weights, config } = Checkpoint::open(path).map_err(cannot_load)?;
     let options = LoadOptions::default();
-    let plan = plan(&config, weigh(&weights, &config, options.path)).map_err(cannot_load)?;
+    let weight_bytes = weigh(&weights, &config, options.path).map_err(cannot_load)?;
+    let plan = plan(&config, weight_bytes).map_err(cannot_load)?;
     let text = TextParts::read(&weights, path, &config).map_err(cannot_load)?;
     let transformer = assemble(&ctx, &weights, config, options).map_err(cannot_load)?;
     let vocab_size = transformer.config().vocab_size as u32;

@@ -111,7 +111,7 @@ impl Loader for ModelLoader {
         let limit = self.limit();
         let plan = || {
             let Checkpoint { weights, config } = Checkpoint::open(&model.load_path())?;
-            let weight_bytes = weigh(&weights, &config, WeightPath::default());
+            let weight_bytes = weigh(&weights, &config, WeightPath::default())?;
             let plan = self.plan_within(&config, weight_bytes, limit)?;
             self.announce(model, &config, &plan);
             Ok(plan)

@@ -1,11 +1,12 @@
-//! A look into a GGUF header before the download: a file that this build cannot read is refused before it costs gigabytes.
+//! A look into a GGUF header or a `config.json` before the download: what this build cannot run is refused before it costs
+//! gigabytes.
 
 use std::collections::BTreeMap;
 
 use super::{Hub, Listing, RemoteFile};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::formats::gguf::header::{self, Header, HeaderError, Value};
-use crate::model::arch;
+use crate::model::{arch, check_description};
 use crate::quant::Encoding;
 
 /// The first window, and the largest: headers grow with the vocabulary and stay far below.
@@ -52,6 +53,34 @@ pub fn check_gguf(hub: &Hub, listing: &Listing, file: &RemoteFile) -> Result<Che
                 window = need.max(window * 4).min(LARGEST_WINDOW);
             }
         }
+    }
+}
+
+/// Checks the `config.json` that comes with safetensors, which are `shared` files of the repository.
+///
+/// # Errors
+/// `Unsupported` when it is certain that this build cannot run the model.
+pub fn check_config(hub: &Hub, listing: &Listing, shared: &[RemoteFile]) -> Result<Checked> {
+    let unknown = |why: String| Ok(Checked::Unknown(why));
+    let Some(file) = shared.iter().find(|file| file.path == "config.json") else {
+        return unknown("there is no `config.json`".to_owned());
+    };
+    let url = hub.file_url(listing, &file.path);
+    let bytes = match hub
+        .client()
+        .prefix(hub.target(&url, &file.path), FIRST_WINDOW)
+    {
+        Ok(bytes) => bytes,
+        Err(error) => return unknown(error.chain()),
+    };
+    let json = match serde_json::from_slice(&bytes) {
+        Ok(json) => json,
+        Err(error) => return unknown(format!("`config.json` is not JSON: {error}")),
+    };
+    match check_description(&json) {
+        Ok(row) => Ok(Checked::Readable(row.name.to_owned())),
+        Err(error) if error.kind() == ErrorKind::Unsupported => Err(error.context("`config.json`")),
+        Err(error) => unknown(error.chain()),
     }
 }
 

@@ -8,7 +8,7 @@ mod choose;
 mod fetch;
 mod listing;
 
-pub use check::{Checked, check_gguf};
+pub use check::{Checked, check_config, check_gguf};
 pub use choose::{Contents, Variant, choose_default, find_variant};
 pub use fetch::{Folder, Plan, Progress};
 pub use listing::{Hub, Listing, RemoteFile};

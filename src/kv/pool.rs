@@ -18,6 +18,12 @@ pub struct Link(u64);
 impl Link {
     /// The empty chain.
     pub const ROOT: Self = Self(0);
+
+    /// The empty chain of sequences that are computed in another way: equal tokens give the same keys and values within a variant
+    /// only. Variant 0 is [`Self::ROOT`].
+    pub const fn root(variant: u8) -> Self {
+        Self(variant as u64)
+    }
 }
 
 /// A block that the cache knows, with the chain up to it.
@@ -63,7 +69,7 @@ impl BlockPool {
             index: HashMap::new(),
             idle: BTreeMap::new(),
             clock: 0,
-            next_link: 1,
+            next_link: u64::from(u8::MAX) + 1,
         }
     }
 
@@ -254,6 +260,15 @@ mod tests {
         let mut last_differs = tokens(1);
         last_differs[15] = 7;
         assert_eq!(pool.peek(Link::ROOT, &last_differs), None);
+    }
+
+    #[test]
+    fn variants_do_not_share_blocks() {
+        let mut pool = BlockPool::new(2);
+        let block = pool.take().unwrap();
+        let plain = pool.register(Link::ROOT, &tokens(1), block);
+        assert_eq!(pool.peek(Link::root(0), &tokens(1)), Some(plain));
+        assert_eq!(pool.peek(Link::root(1), &tokens(1)), None);
     }
 
     #[test]

@@ -1,81 +1,37 @@
 //! [`ModelConfig`]: everything the forward pass needs to know, read once and validated once.
+//!
+//! A decoder is an embedding, layers and a head. A layer is a *mixer* (the part that looks at other tokens) and a
+//! *feed-forward* part, with norms around them. What may differ from layer to layer stands in [`LayerConfig`]; each kind of
+//! part has a config here, a loader in `load/` and weights with a forward function in `layers/`, all under the same name.
 
+use super::names::PartNames;
 use crate::ops::gated_act::Activation;
 use crate::ops::kv_write::PageShape;
 use crate::ops::rope::Pairing;
-
-/// Norm of queries and keys before the rotation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkNorm {
-    /// None.
-    None,
-    /// Over each head.
-    PerHead,
-}
-
-/// What may differ from layer to layer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LayerConfig {
-    /// A query sees itself and the `window - 1` positions before it; `None`: all of them.
-    pub window: Option<usize>,
-    /// Which of [`ModelConfig::ropes`] rotates this layer.
-    pub rope: usize,
-}
-
-/// Rotary frequencies, shared by all layers that rotate alike.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RopeConfig {
-    /// Radians per position, one per rotated pair.
-    pub frequencies: Vec<f32>,
-    /// Multiplies cosine and sine.
-    pub magnitude: f32,
-    /// Which elements make a pair.
-    pub pairing: Pairing,
-}
 
 /// A decoder's geometry and switches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// Name of the architecture row.
     pub architecture: &'static str,
+    /// What files call its parts, where it is not what most files call them.
+    pub names: &'static [PartNames],
     /// Token ids that end an answer besides those that the files name.
     pub extra_stop_ids: &'static [u32],
     /// Rows of embedding and head.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Query heads.
-    pub num_heads: usize,
-    /// Key/value heads; divides `num_heads`.
-    pub num_kv_heads: usize,
-    /// Elements of a head; not always `hidden_size / num_heads`.
-    pub head_dim: usize,
-    /// Width of the feed-forward block.
-    pub intermediate_size: usize,
     /// Longest context that the model was made for.
     pub max_context: usize,
-    /// Inside the root of every norm.
-    pub norm_eps: f32,
-    /// Added to stored norm weights at load (1 for zero-centred ones).
-    pub norm_offset: f32,
-    /// Norms behind attention and feed-forward too.
-    pub sandwich_norms: bool,
-    /// Norm of queries and keys.
-    pub qk_norm: QkNorm,
-    /// Biases on q, k and v.
-    pub qkv_bias: BiasPresence,
-    /// Bias on the attention output.
-    pub o_bias: BiasPresence,
-    /// Biases in the feed-forward block.
-    pub mlp_bias: BiasPresence,
-    /// Activation of the gate.
-    pub activation: Activation,
+    /// Every norm.
+    pub norm: NormConfig,
     /// Multiplies embeddings.
     pub embedding_scale: f32,
-    /// Multiplies attention scores.
-    pub attention_scale: f32,
-    /// Soft cap on attention scores.
-    pub attention_soft_cap: Option<f32>,
+    /// Multiplies what a layer's parts add to the residual stream.
+    pub residual_scale: f32,
+    /// Multiplies logits, before the soft cap.
+    pub logits_scale: f32,
     /// Soft cap on logits.
     pub final_soft_cap: Option<f32>,
     /// The head is the embedding table; `None`: when the file has no head of its own.
@@ -84,6 +40,110 @@ pub struct ModelConfig {
     pub ropes: Vec<RopeConfig>,
     /// The layers.
     pub layers: Vec<LayerConfig>,
+    /// Layers that files hold behind [`Self::layers`] to predict further tokens; they are skipped.
+    pub num_predict_layers: usize,
+}
+
+/// What may differ from layer to layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerConfig {
+    /// The part that looks at other tokens.
+    pub mixer: MixerConfig,
+    /// The part that looks at its own token.
+    pub feed_forward: FeedForwardConfig,
+    /// Where the norms are.
+    pub norms: NormPlacement,
+}
+
+/// How tokens see each other; one variant per kind, each with its file in `layers/` and `load/`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum MixerConfig {
+    /// Softmax attention.
+    Attention(AttentionConfig),
+}
+
+/// What a layer does with each token; one variant per kind, each with its file in `layers/` and `load/`.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FeedForwardConfig {
+    /// `down(act(gate(x)) * up(x))`.
+    Dense(DenseConfig),
+}
+
+/// Softmax attention.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionConfig {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of a query and a key; not always hidden size / heads.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
+    /// Norm of queries and keys, before the rotation.
+    pub qk_norm: QkNorm,
+    /// Biases on q, k and v.
+    pub qkv_bias: BiasPresence,
+    /// Bias on the output.
+    pub o_bias: BiasPresence,
+    /// Queries, keys and values are clamped to ± this, before norm and rotation.
+    pub qkv_clip: Option<f32>,
+    /// Which of [`ModelConfig::ropes`] rotates queries and keys; `None`: they are not rotated.
+    pub rope: Option<usize>,
+    /// Queries grow with their position.
+    pub query_scaling: Option<QueryScaling>,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Soft cap on the scores.
+    pub soft_cap: Option<f32>,
+    /// A query sees itself and the `window - 1` positions before it; `None`: all of them.
+    pub window: Option<usize>,
+    /// Each head has a logit of its own in the softmax, which has no value.
+    pub sinks: bool,
+    /// The query projection gives a gate beside each query head; its sigmoid multiplies the head's output.
+    pub output_gate: bool,
+    /// Whose keys and values are read.
+    pub kv: KvSource,
+}
+
+/// Whose keys and values a layer's attention reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvSource {
+    /// Its own.
+    Own,
+    /// Those of an earlier layer, which has its own; this one has no k and v projections.
+    Layer(usize),
+}
+
+/// Norm of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
+    None,
+    /// Over each head.
+    PerHead,
+    /// Over the whole projection.
+    Flat,
+}
+
+/// Queries are multiplied by `1 + beta * ln(1 + floor(position / original))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QueryScaling {
+    /// How fast they grow.
+    pub beta: f32,
+    /// Context before stretching.
+    pub original: usize,
+}
+
+/// A gated feed-forward block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DenseConfig {
+    /// Width of the block.
+    pub intermediate: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
+    /// Biases on all three.
+    pub bias: BiasPresence,
 }
 
 /// Whether a bias tensor must be there.
@@ -97,14 +157,149 @@ pub enum BiasPresence {
     Optional,
 }
 
-impl ModelConfig {
-    /// Geometry of the KV pages of every layer.
-    pub fn page_shapes(&self) -> Vec<PageShape> {
-        let shape = PageShape {
-            kv_heads: self.num_kv_heads,
-            key_dim: self.head_dim,
-            value_dim: self.head_dim,
-        };
-        vec![shape; self.layers.len()]
+/// What the norms of a model have in common.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormConfig {
+    /// The formula.
+    pub kind: NormKind,
+    /// Inside the root.
+    pub eps: f32,
+    /// Added to stored weights at load (1 for zero-centred ones).
+    pub offset: f32,
+}
+
+/// A norm's formula.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// Divided by the root of the mean square, times a weight.
+    Rms,
+    /// The mean subtracted, divided by the standard deviation, times a weight; plus a bias when `bias`.
+    Layer {
+        /// Whether there is a bias.
+        bias: bool,
+    },
+}
+
+/// Where a layer has norms. `x` is the residual stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormPlacement {
+    /// `x += part(norm(x))`, for both parts.
+    Before,
+    /// `x += norm(part(x))`, for both parts.
+    After,
+    /// `x += norm(part(norm(x)))`, for both parts.
+    Sandwich,
+    /// `y = norm(x); x += mixer(y) + feed_forward(y)`.
+    Parallel,
+}
+
+/// Rotary frequencies, shared by all layers that rotate alike.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeConfig {
+    /// Radians per position, one per rotated pair.
+    pub frequencies: Vec<f32>,
+    /// Multiplies cosine and sine.
+    pub magnitude: f32,
+    /// Which elements make a pair.
+    pub pairing: Pairing,
+    /// Other frequencies for long sequences.
+    pub long: Option<LongRope>,
+}
+
+/// Frequencies for sequences whose prompt is longer than the model was first made for (LongRoPE).
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongRope {
+    /// Radians per position, one per rotated pair.
+    pub frequencies: Vec<f32>,
+    /// Prompts of more tokens than this rotate by them, from their beginning to the end of the answer.
+    pub above: usize,
+}
+
+impl NormPlacement {
+    /// Whether the parts see a normed residual stream.
+    pub fn is_before(self) -> bool {
+        self != Self::After
     }
+
+    /// Whether what the parts give is normed.
+    pub fn is_after(self) -> bool {
+        matches!(self, Self::After | Self::Sandwich)
+    }
+}
+
+impl LayerConfig {
+    /// Its attention, when that is its mixer.
+    pub fn attention(&self) -> Option<&AttentionConfig> {
+        match &self.mixer {
+            MixerConfig::Attention(attention) => Some(attention),
+        }
+    }
+}
+
+impl AttentionConfig {
+    /// Features of the query projection.
+    pub fn query_features(&self) -> usize {
+        self.heads * self.key_dim * if self.output_gate { 2 } else { 1 }
+    }
+
+    /// Geometry of its own pages.
+    pub fn page_shape(&self) -> Option<PageShape> {
+        (self.kv == KvSource::Own).then_some(PageShape {
+            kv_heads: self.kv_heads,
+            key_dim: self.key_dim,
+            value_dim: self.value_dim,
+        })
+    }
+}
+
+impl MixerConfig {
+    /// Floats per token at the widest moment.
+    pub fn activation_width(&self) -> usize {
+        match self {
+            Self::Attention(c) => {
+                let heads_out = if c.output_gate {
+                    2 * c.heads * c.key_dim
+                } else {
+                    0
+                };
+                c.query_features() + heads_out + c.kv_heads * (c.key_dim + c.value_dim)
+            }
+        }
+    }
+}
+
+impl FeedForwardConfig {
+    /// Floats per token at the widest moment.
+    pub fn activation_width(&self) -> usize {
+        match self {
+            Self::Dense(c) => 2 * c.intermediate,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Geometry of the KV pages of every layer that has its own, in their order.
+    pub fn page_shapes(&self) -> Vec<PageShape> {
+        self.layers.iter().filter_map(own_pages).collect()
+    }
+
+    /// Whether a sequence with a prompt of `prompt_len` tokens rotates by the frequencies for long ones. Decided once, when the
+    /// sequence begins: keys that are computed already cannot be rotated again.
+    pub fn is_long(&self, prompt_len: usize) -> bool {
+        let mut limits = self.ropes.iter().filter_map(|rope| rope.long.as_ref());
+        limits.any(|long| prompt_len > long.above)
+    }
+
+    /// Which of [`Self::page_shapes`] the attention of `layer` reads; `None` for a layer without attention.
+    pub fn pages_of(&self, layer: usize) -> Option<usize> {
+        let owner = match self.layers[layer].attention()?.kv {
+            KvSource::Own => layer,
+            KvSource::Layer(other) => other,
+        };
+        Some(self.layers[..owner].iter().filter_map(own_pages).count())
+    }
+}
+
+fn own_pages(layer: &LayerConfig) -> Option<PageShape> {
+    layer.attention().and_then(AttentionConfig::page_shape)
 }

@@ -1,30 +1,43 @@
 //! Configs, weight names and the one forward pass.
 //!
+//! A model is made of parts: a layer has a mixer (attention or another part that looks at other tokens) and a feed-forward
+//! part. Each kind of part has its config in `config.rs`, a reader in `read/`, a loader in `load/` and weights with
+//! a forward function in `layers/`. A family is a row of a table that says which parts it has.
+//!
 //! | file | owns |
 //! |---|---|
 //! | `arch/table.rs` | one row per architecture: what is special about it, as data |
 //! | `arch/keys.rs` | one row per config field: its names in both containers |
+//! | `describe.rs` | whether this build runs what a `config.json` describes |
 //! | `config.rs` | [`ModelConfig`]: plain data, validated once |
-//! | `read.rs` | container + table → `ModelConfig` |
+//! | `read/` | container + table → `ModelConfig` |
 //! | `rope.rs` | rotary frequencies and their scaling rules |
-//! | `names.rs` | canonical weight names ↔ names in files |
-//! | `load.rs` | `ModelConfig` + tensors → [`Transformer`] |
+//! | `names.rs` | parts ↔ names in files |
+//! | `load/` | `ModelConfig` + tensors → [`Transformer`]; the bytes it will take, without reading them |
+//! | `layers/` | layers and their parts: weights with forward functions |
+//! | `batch.rs` | what one forward pass computes |
 //! | `transformer.rs` | the forward pass |
-//! | `weigh.rs` | bytes of the weights before they are loaded |
+//! | `work.rs` | what layers cost |
 //! | `plan.rs` | bytes for weights, KV and activations |
 
 pub mod arch;
+mod batch;
 mod config;
+mod describe;
+mod layers;
 mod load;
 mod names;
 pub mod plan;
 mod read;
 mod rope;
 mod transformer;
-mod weigh;
+mod work;
 
-pub use config::{LayerConfig, ModelConfig, QkNorm};
-pub use load::{LoadOptions, LoadedModel, assemble, load};
+pub use batch::{Batch, Sequence};
+pub use config::*;
+pub use describe::check_description;
+pub use load::{LoadOptions, LoadedModel, assemble, load, weigh};
+pub use names::{Part, PartNames};
 pub use read::read_config;
-pub use transformer::{Batch, Sequence, Transformer, Work};
-pub use weigh::weigh;
+pub use transformer::Transformer;
+pub use work::Work;

@@ -1,45 +1,88 @@
-//! Canonical weights and what files call them.
+//! Parts of a model and what files call them.
+//!
+//! [`USUAL`] has the names that most files use. An architecture whose files use others has them in its row
+//! (`arch/table.rs`, `names`). A tensor's *canonical* name is its name without the prefixes of multimodal files.
 
 use crate::formats::Weights;
 
-/// A weight of the whole model.
+/// A weight, of a layer or of the whole model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ModelWeight {
+#[allow(missing_docs, reason = "named as in the formulas")]
+pub enum Part {
     Embedding,
     FinalNorm,
     Head,
-}
-
-/// A weight of one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LayerWeight {
+    /// Before the mixer.
     AttnNorm,
     Q,
     K,
     V,
+    /// Rows of q, then k, then v.
+    Qkv,
     O,
     QNorm,
     KNorm,
-    /// Behind attention, before the residual is added (sandwich norms).
+    /// Behind the mixer, before the residual is added.
     PostAttnNorm,
-    /// Before the feed-forward block.
+    /// Before the feed-forward part.
     FfnNorm,
-    /// Behind the feed-forward block (sandwich norms).
+    /// Behind the feed-forward part.
     PostFfnNorm,
     Gate,
     Up,
+    /// Rows of the gate, then of up.
+    GateUp,
     Down,
+    /// One logit per head, without `.weight` in safetensors.
+    Sinks,
 }
 
-/// Names of one container kind.
+/// What files call a part, without `.weight` or `.bias`. Parts of layers stand behind `model.layers.N.` or `blk.N.`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Names {
-    /// Hugging Face, `sandwich` for families with norms behind the blocks, where `post_attention_layernorm` is one.
-    Hf {
-        sandwich: bool,
-    },
-    Gguf,
+pub struct PartNames {
+    /// The part.
+    pub part: Part,
+    /// In Hugging Face checkpoints.
+    pub hf: &'static str,
+    /// In GGUF files.
+    pub gguf: &'static str,
 }
+
+/// A row of a table of names.
+pub const fn named(part: Part, hf: &'static str, gguf: &'static str) -> PartNames {
+    PartNames { part, hf, gguf }
+}
+
+/// The names of most files.
+const USUAL: &[PartNames] = &[
+    named(Part::Embedding, "model.embed_tokens", "token_embd"),
+    named(Part::FinalNorm, "model.norm", "output_norm"),
+    named(Part::Head, "lm_head", "output"),
+    named(Part::AttnNorm, "input_layernorm", "attn_norm"),
+    named(Part::Q, "self_attn.q_proj", "attn_q"),
+    named(Part::K, "self_attn.k_proj", "attn_k"),
+    named(Part::V, "self_attn.v_proj", "attn_v"),
+    named(Part::Qkv, "self_attn.qkv_proj", "attn_qkv"),
+    named(Part::O, "self_attn.o_proj", "attn_output"),
+    named(Part::QNorm, "self_attn.q_norm", "attn_q_norm"),
+    named(Part::KNorm, "self_attn.k_norm", "attn_k_norm"),
+    named(
+        Part::PostAttnNorm,
+        "post_attention_layernorm",
+        "post_attention_norm",
+    ),
+    named(Part::FfnNorm, "post_attention_layernorm", "ffn_norm"),
+    named(
+        Part::PostFfnNorm,
+        "post_feedforward_layernorm",
+        "post_ffw_norm",
+    ),
+    named(Part::Gate, "mlp.gate_proj", "ffn_gate"),
+    named(Part::Up, "mlp.up_proj", "ffn_up"),
+    named(Part::GateUp, "mlp.gate_up_proj", "ffn_gate_up"),
+    named(Part::Down, "mlp.down_proj", "ffn_down"),
+    named(Part::Sinks, "self_attn.sinks", "attn_sinks"),
+];
 
 /// Prefixes under which safetensors files keep the language model; all stand for `model.` (the head for nothing).
 const HF_PREFIXES: [&str; 4] = [
@@ -49,8 +92,8 @@ const HF_PREFIXES: [&str; 4] = [
     "model.",
 ];
 
-/// Tensors that are not the language model's, or that it computes itself: skipped without reading their bytes.
-const HF_SKIPPED: [&str; 9] = [
+/// Tensors that are not the language model's: skipped without reading their bytes.
+const HF_SKIPPED: [&str; 10] = [
     "vision_tower.",
     "model.vision_tower.",
     "model.visual.",
@@ -59,92 +102,111 @@ const HF_SKIPPED: [&str; 9] = [
     "multi_modal_projector.",
     "model.multi_modal_projector.",
     "audio_tower.",
+    "model.audio_tower.",
     "mtp.",
 ];
 
+/// Tensors of GGUF files that are read with the configuration.
+pub(super) const GGUF_CONFIG: [&str; 3] = [
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+];
+
+/// What a tensor of a file is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Use {
+    /// A weight of the language model, by its canonical name.
+    Weight(String),
+    /// Read with the configuration, or computed instead of read.
+    Config,
+    /// Of a part that is skipped: which.
+    Skipped(&'static str),
+}
+
+/// Names of one model's file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Names {
+    is_gguf: bool,
+    own: &'static [PartNames],
+    num_layers: usize,
+    num_predict_layers: usize,
+}
+
 impl Names {
-    pub fn of(weights: &Weights, sandwich: bool) -> Self {
-        match weights {
-            Weights::Gguf(_) => Self::Gguf,
-            Weights::Safetensors(_) => Self::Hf { sandwich },
+    pub fn of(weights: &Weights, config: &super::ModelConfig) -> Self {
+        Self {
+            is_gguf: matches!(weights, Weights::Gguf(_)),
+            own: config.names,
+            num_layers: config.layers.len(),
+            num_predict_layers: config.num_predict_layers,
         }
     }
 
-    pub fn model(self, weight: ModelWeight) -> &'static str {
-        match (self, weight) {
-            (Self::Hf { .. }, ModelWeight::Embedding) => "model.embed_tokens",
-            (Self::Hf { .. }, ModelWeight::FinalNorm) => "model.norm",
-            (Self::Hf { .. }, ModelWeight::Head) => "lm_head",
-            (Self::Gguf, ModelWeight::Embedding) => "token_embd",
-            (Self::Gguf, ModelWeight::FinalNorm) => "output_norm",
-            (Self::Gguf, ModelWeight::Head) => "output",
+    /// The canonical name of a part, without `.weight` or `.bias`; `layer` for parts of layers.
+    pub fn stem(&self, layer: Option<usize>, part: Part) -> String {
+        let mut rows = self.own.iter().chain(USUAL);
+        let row = rows.find(|row| row.part == part);
+        let row = row.expect("every part stands in the table of usual names");
+        match (layer, self.is_gguf) {
+            (None, true) => row.gguf.to_owned(),
+            (None, false) => row.hf.to_owned(),
+            (Some(layer), true) => format!("blk.{layer}.{}", row.gguf),
+            (Some(layer), false) => format!("model.layers.{layer}.{}", row.hf),
         }
     }
 
-    /// Without `.weight` or `.bias`.
-    pub fn layer(self, layer: usize, weight: LayerWeight) -> String {
-        match self {
-            Self::Hf { sandwich } => format!("model.layers.{layer}.{}", hf_layer(weight, sandwich)),
-            Self::Gguf => format!("blk.{layer}.{}", gguf_layer(weight)),
-        }
-    }
-
-    /// The canonical name of a tensor of the file, or `None` for one that is not the language model's.
-    pub fn canonical(self, name: &str) -> Option<String> {
-        if self == Self::Gguf {
-            return Some(name.to_owned());
-        }
-        if HF_SKIPPED.iter().any(|prefix| name.starts_with(prefix))
-            || name.ends_with(".rotary_emb.inv_freq")
-        {
-            return None;
-        }
-        let rest = HF_PREFIXES
-            .iter()
-            .find_map(|prefix| name.strip_prefix(prefix))
-            .unwrap_or(name);
-        Some(if rest.starts_with("lm_head.") {
-            rest.to_owned()
+    /// What the tensor `name` of the file is.
+    pub fn use_of(&self, name: &str) -> Use {
+        let canonical = if self.is_gguf {
+            if GGUF_CONFIG.contains(&name) {
+                return Use::Config;
+            }
+            name.to_owned()
         } else {
-            format!("model.{rest}")
-        })
+            let skipped = HF_SKIPPED
+                .into_iter()
+                .find(|prefix| name.starts_with(prefix));
+            if let Some(prefix) = skipped {
+                return Use::Skipped(prefix);
+            }
+            if name.ends_with(".rotary_emb.inv_freq") {
+                return Use::Config;
+            }
+            canonical_hf(name)
+        };
+        match self.layer_of(&canonical) {
+            Some(layer) if self.predicts(layer) => {
+                Use::Skipped("layers that predict further tokens")
+            }
+            _ => Use::Weight(canonical),
+        }
+    }
+
+    fn layer_of(&self, canonical: &str) -> Option<usize> {
+        let prefix = if self.is_gguf {
+            "blk."
+        } else {
+            "model.layers."
+        };
+        let (number, _) = canonical.strip_prefix(prefix)?.split_once('.')?;
+        number.parse().ok()
+    }
+
+    fn predicts(&self, layer: usize) -> bool {
+        (self.num_layers..self.num_layers + self.num_predict_layers).contains(&layer)
     }
 }
 
-fn hf_layer(weight: LayerWeight, sandwich: bool) -> &'static str {
-    match weight {
-        LayerWeight::AttnNorm => "input_layernorm",
-        LayerWeight::Q => "self_attn.q_proj",
-        LayerWeight::K => "self_attn.k_proj",
-        LayerWeight::V => "self_attn.v_proj",
-        LayerWeight::O => "self_attn.o_proj",
-        LayerWeight::QNorm => "self_attn.q_norm",
-        LayerWeight::KNorm => "self_attn.k_norm",
-        LayerWeight::PostAttnNorm => "post_attention_layernorm",
-        LayerWeight::FfnNorm if sandwich => "pre_feedforward_layernorm",
-        LayerWeight::FfnNorm => "post_attention_layernorm",
-        LayerWeight::PostFfnNorm => "post_feedforward_layernorm",
-        LayerWeight::Gate => "mlp.gate_proj",
-        LayerWeight::Up => "mlp.up_proj",
-        LayerWeight::Down => "mlp.down_proj",
-    }
-}
-
-fn gguf_layer(weight: LayerWeight) -> &'static str {
-    match weight {
-        LayerWeight::AttnNorm => "attn_norm",
-        LayerWeight::Q => "attn_q",
-        LayerWeight::K => "attn_k",
-        LayerWeight::V => "attn_v",
-        LayerWeight::O => "attn_output",
-        LayerWeight::QNorm => "attn_q_norm",
-        LayerWeight::KNorm => "attn_k_norm",
-        LayerWeight::PostAttnNorm => "post_attention_norm",
-        LayerWeight::FfnNorm => "ffn_norm",
-        LayerWeight::PostFfnNorm => "post_ffw_norm",
-        LayerWeight::Gate => "ffn_gate",
-        LayerWeight::Up => "ffn_up",
-        LayerWeight::Down => "ffn_down",
+fn canonical_hf(name: &str) -> String {
+    let rest = HF_PREFIXES
+        .iter()
+        .find_map(|prefix| name.strip_prefix(prefix))
+        .unwrap_or(name);
+    if rest.starts_with("lm_head.") {
+        rest.to_owned()
+    } else {
+        format!("model.{rest}")
     }
 }
 
@@ -152,32 +214,52 @@ fn gguf_layer(weight: LayerWeight) -> &'static str {
 mod tests {
     use super::*;
 
+    const NAMES: Names = Names {
+        is_gguf: false,
+        own: &[named(
+            Part::FfnNorm,
+            "pre_feedforward_layernorm",
+            "ffn_norm",
+        )],
+        num_layers: 4,
+        num_predict_layers: 1,
+    };
+
     #[test]
     fn every_prefix_of_the_language_model_means_the_same_and_towers_are_skipped() {
-        let names = Names::Hf { sandwich: true };
-        let canonical = |name: &str| names.canonical(name);
+        let weight = |name: &str| Use::Weight(name.to_owned());
         for prefix in HF_PREFIXES {
             let name = format!("{prefix}layers.3.mlp.up_proj.weight");
             assert_eq!(
-                canonical(&name).as_deref(),
-                Some("model.layers.3.mlp.up_proj.weight")
+                NAMES.use_of(&name),
+                weight("model.layers.3.mlp.up_proj.weight")
             );
         }
+        for name in ["language_model.lm_head.weight", "lm_head.weight"] {
+            assert_eq!(NAMES.use_of(name), weight("lm_head.weight"));
+        }
+        let tower = NAMES.use_of("vision_tower.vision_model.post_layernorm.bias");
+        assert_eq!(tower, Use::Skipped("vision_tower."));
+        let computed = NAMES.use_of("model.layers.0.self_attn.rotary_emb.inv_freq");
+        assert_eq!(computed, Use::Config);
+    }
+
+    #[test]
+    fn layers_that_predict_further_tokens_are_skipped_and_others_beyond_the_last_are_not() {
+        let use_of =
+            |layer: usize| NAMES.use_of(&format!("model.layers.{layer}.mlp.up_proj.weight"));
+        assert!(matches!(use_of(3), Use::Weight(_)));
+        assert!(matches!(use_of(4), Use::Skipped(_)));
+        assert!(matches!(use_of(5), Use::Weight(_)));
+    }
+
+    #[test]
+    fn a_row_of_an_architecture_wins_over_the_usual_names() {
+        let stem = |part| NAMES.stem(Some(2), part);
         assert_eq!(
-            canonical("language_model.lm_head.weight").as_deref(),
-            Some("lm_head.weight")
+            stem(Part::FfnNorm),
+            "model.layers.2.pre_feedforward_layernorm"
         );
-        assert_eq!(
-            canonical("lm_head.weight").as_deref(),
-            Some("lm_head.weight")
-        );
-        assert_eq!(
-            canonical("vision_tower.vision_model.post_layernorm.bias"),
-            None
-        );
-        assert_eq!(
-            canonical("model.layers.0.self_attn.rotary_emb.inv_freq"),
-            None
-        );
+        assert_eq!(stem(Part::Q), "model.layers.2.self_attn.q_proj");
     }
 }

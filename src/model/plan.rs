@@ -51,11 +51,13 @@ impl Plan {
     }
 }
 
-/// Activation bytes of a step of `tokens` tokens: the widest moment of a layer (residual, norm, q, k, v, gate, up, all
+/// Activation bytes of a step of `tokens` tokens: the widest moment of a layer (residual, norm, mixer, feed-forward, all
 /// F32, and one 8-bit copy), and `logit_rows` rows of logits.
 pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) -> usize {
-    let attention = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim;
-    let per_token = 3 * config.hidden_size + attention + 2 * config.intermediate_size;
+    let layers = || config.layers.iter();
+    let mixer = layers().map(|l| l.mixer.activation_width()).max();
+    let feed_forward = layers().map(|l| l.feed_forward.activation_width()).max();
+    let per_token = 3 * config.hidden_size + mixer.unwrap_or(0) + feed_forward.unwrap_or(0);
     let logits = logit_rows * config.vocab_size * size_of::<f32>();
     tokens * per_token * size_of::<f32>() * 5 / 4 + logits
 }

@@ -32,6 +32,18 @@ enum Weight {
     Raw(RawMatrix),
     /// Interleaved for the integer kernels.
     Packed(QMatrix),
+    /// Known by its size only.
+    Weighed(Weighed),
+}
+
+/// What is known of a weight that was not loaded.
+#[derive(Debug)]
+struct Weighed {
+    rows: usize,
+    cols: usize,
+    /// As it will be multiplied.
+    bytes: usize,
+    is_packed: bool,
 }
 
 /// Activations that several layers read: rounded to 8 bits at most once.
@@ -75,11 +87,28 @@ impl Linear {
         Ok(Self { weight, bias })
     }
 
+    /// A layer that knows what [`Linear::new`] would make of the same, and reads nothing. It cannot be computed with.
+    pub fn weighed(weight: &RawMatrix, bias: Option<Vec<f32>>, path: WeightPath) -> Self {
+        let (rows, cols) = (weight.rows(), weight.cols());
+        let packed = match path {
+            WeightPath::Fast => QMatrix::packed_bytes(weight.encoding(), rows, cols),
+            WeightPath::Reference => None,
+        };
+        let weight = Weight::Weighed(Weighed {
+            rows,
+            cols,
+            bytes: packed.unwrap_or(weight.bytes().len()),
+            is_packed: packed.is_some(),
+        });
+        Self { weight, bias }
+    }
+
     /// Output features.
     pub fn out_features(&self) -> usize {
         match &self.weight {
             Weight::Raw(w) => w.rows(),
             Weight::Packed(w) => w.rows(),
+            Weight::Weighed(w) => w.rows,
         }
     }
 
@@ -88,6 +117,7 @@ impl Linear {
         let weight = match &self.weight {
             Weight::Raw(w) => w.bytes().len(),
             Weight::Packed(w) => w.bytes(),
+            Weight::Weighed(w) => w.bytes,
         };
         weight + self.bias.as_ref().map_or(0, |b| b.len() * size_of::<f32>())
     }
@@ -97,6 +127,7 @@ impl Linear {
         match &self.weight {
             Weight::Raw(w) => (w.rows() * w.cols(), false),
             Weight::Packed(w) => (w.rows() * w.cols(), true),
+            Weight::Weighed(w) => (w.rows * w.cols, w.is_packed),
         }
     }
 
@@ -111,7 +142,7 @@ impl Linear {
     /// Several layers over one input: those that can share a parallel section do.
     ///
     /// # Errors
-    /// As [`matmul`].
+    /// As [`matmul`]. Panics for a layer that was only weighed.
     pub fn forward_all(ctx: &Context, input: &Input<'_>, layers: &[&Self]) -> Result<Vec<Tensor>> {
         let packed: Vec<&QMatrix> = layers.iter().filter_map(|l| l.packed()).collect();
         let mut packed_results = if packed.is_empty() {
@@ -126,6 +157,7 @@ impl Linear {
             let mut y = match &layer.weight {
                 Weight::Packed(_) => packed_results.next().expect("one result per packed layer"),
                 Weight::Raw(w) => matmul(ctx, input.x, w)?,
+                Weight::Weighed(w) => panic!("{w:?} was not loaded"),
             };
             if let Some(bias) = &layer.bias {
                 add_bias(ctx, &mut y, bias);
@@ -138,7 +170,7 @@ impl Linear {
     fn packed(&self) -> Option<&QMatrix> {
         match &self.weight {
             Weight::Packed(w) => Some(w),
-            Weight::Raw(_) => None,
+            Weight::Raw(_) | Weight::Weighed(_) => None,
         }
     }
 }

@@ -8,13 +8,14 @@
 //! |---|---|
 //! | [`embed`] | rows of an embedding table |
 //! | [`norm`] | RMS norm, per row or per head |
+//! | [`layer_norm`] | layer norm, the same |
 //! | [`rope`] | rotary position embedding |
 //! | [`matmul`] | float weights × activations |
 //! | [`qmatmul`] | packed integer weights × activations rounded to 8 bits |
 //! | [`kv_write`] | keys and values into cache pages |
 //! | [`attention`] | softmax(q·k)·v over cache pages |
 //! | [`gated_act`] | act(gate) × up |
-//! | [`elementwise`] | add, scale, soft cap |
+//! | [`elementwise`] | add, scale, clamp, gate, soft cap |
 //!
 //! [`ceilings`] measures what the machine can do at most.
 //!
@@ -30,6 +31,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod gated_act;
 pub mod kv_write;
+pub mod layer_norm;
 pub mod matmul;
 pub mod norm;
 pub mod qmatmul;

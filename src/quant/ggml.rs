@@ -207,6 +207,29 @@ impl Encoding {
         )
     }
 
+    /// The first element of `bytes` that is NaN or infinite, for encodings of plain floats; others are not looked at.
+    pub fn find_non_finite(self, bytes: &[u8]) -> Option<usize> {
+        fn find<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+            /// Elements that are looked at without stopping, which compilers turn into vector code.
+            const STRIDE: usize = 1024;
+            let (elements, _) = bytes.as_chunks::<N>();
+            let mut strides = elements.chunks(STRIDE);
+            let stride = strides.position(|s| s.iter().fold(false, |bad, e| bad | is_bad(*e)))?;
+            let begin = stride * STRIDE;
+            let at = elements[begin..].iter().position(|e| is_bad(*e))?;
+            Some(begin + at)
+        }
+        match self {
+            Self::F32 => find(bytes, |e| u32::from_le_bytes(e) << 1 >= 0xff00_0000),
+            Self::F16 => find(bytes, |e| u16::from_le_bytes(e) << 1 >= 0xf800),
+            Self::BF16 => find(bytes, |e| u16::from_le_bytes(e) << 1 >= 0xff00),
+            Self::F64 => find(bytes, |e| !f64::from_le_bytes(e).is_finite()),
+            Self::F8E4M3 => find(bytes, |[e]: [u8; 1]| e & 0x7f == 0x7f),
+            Self::F8E5M2 => find(bytes, |[e]: [u8; 1]| e & 0x7c == 0x7c),
+            _ => None,
+        }
+    }
+
     /// Whether elements are packed in blocks with scales.
     pub fn is_quantized(self) -> bool {
         self.block_len() > 1

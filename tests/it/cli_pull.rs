@@ -557,12 +557,27 @@ fn two_pulls_of_one_model_wait_for_each_other() {
 }
 
 #[test]
+fn a_model_that_this_build_does_not_run_is_refused_before_its_weights_are_fetched() {
+    let config = br#"{"architectures": ["MambaForCausalLM"]}"#.to_vec();
+    let server = hub(&[("config.json", config), ("model.safetensors", noise(100))]);
+    let home = home_at(&server);
+    let stderr = home.run(&["pull", "user/tiny-GGUF"]).failed().stderr;
+    assert!(
+        stderr.contains("architecture `MambaForCausalLM` is not supported")
+            && stderr.contains("hint: supported are `LlamaForCausalLM`"),
+        "{stderr}"
+    );
+    let fetched = |name: &str| home.models().join("user/tiny-GGUF").join(name).exists();
+    assert!(!fetched("model.safetensors") && !fetched("config.json"));
+}
+
+#[test]
 fn a_safetensors_set_is_pulled_with_its_modules() {
     let weights = noise(100);
     let server = hub(&[
         (
             "config.json",
-            br#"{"architectures": ["BertModel"]}"#.to_vec(),
+            br#"{"architectures": ["Qwen3ForCausalLM"]}"#.to_vec(),
         ),
         ("model.safetensors", weights.clone()),
         ("consolidated.safetensors", weights.clone()),
@@ -580,7 +595,7 @@ fn a_safetensors_set_is_pulled_with_its_modules() {
     );
     let list = home.run(&["list"]).ok().stdout;
     assert!(
-        list.contains("  bert BertModel") && !list.contains("incomplete"),
+        list.contains("  bert Qwen3ForCausalLM") && !list.contains("incomplete"),
         "{list}"
     );
     assert!(

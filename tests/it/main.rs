@@ -20,6 +20,7 @@ mod host;
 mod layering;
 mod models;
 mod openai_api;
+mod refusals;
 mod run_once;
 mod run_repl;
 mod server_access;

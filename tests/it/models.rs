@@ -107,11 +107,12 @@ struct Run<'a> {
     kv: KvCache,
     blocks: Vec<u32>,
     length: usize,
+    is_long: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(ctx: &'a Context, model: &'a Transformer, capacity: usize) -> Self {
-        let count = capacity.div_ceil(BLOCK_TOKENS);
+    fn new(ctx: &'a Context, model: &'a Transformer, prompt_len: usize, more: usize) -> Self {
+        let count = (prompt_len + more).div_ceil(BLOCK_TOKENS);
         let blocks = (0..count as u32).collect();
         let kv = KvCache::new(&model.config().page_shapes(), count);
         Self {
@@ -120,6 +121,7 @@ impl<'a> Run<'a> {
             kv,
             blocks,
             length: 0,
+            is_long: model.config().is_long(prompt_len),
         }
     }
 
@@ -129,6 +131,7 @@ impl<'a> Run<'a> {
             first_position: self.length,
             block_table: self.blocks.clone(),
             num_logits,
+            is_long: self.is_long,
         }
     }
 
@@ -170,7 +173,7 @@ fn compare(
     };
     let vocab = model.config().vocab_size;
     for (index, prompt) in expected.prompts.iter().enumerate() {
-        let mut run = Run::new(ctx, model, prompt.ids.len() + prompt.greedy.len());
+        let mut run = Run::new(ctx, model, prompt.ids.len(), prompt.greedy.len());
         let got = run.forward(&prompt.ids);
         assert_eq!(got.len(), prompt.logits.len());
         for (position, (got, want)) in got
@@ -231,6 +234,41 @@ fn every_checkpoint_gives_the_references_logits_and_greedy_tokens() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// Largest difference of a logit of a prompt between two models.
+fn furthest(ctx: &Context, models: [&Transformer; 2], ids: &[u32]) -> f32 {
+    let [a, b] = models.map(|model| Run::new(ctx, model, ids.len(), 0).forward(ids));
+    a.iter()
+        .zip(&b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
+
+#[test]
+fn safetensors_and_gguf_of_the_same_weights_agree() {
+    let ctx = context(2, CpuLevel::detect());
+    let load = |folder: &Path| {
+        let path = Expected::read(folder).model;
+        load(&ctx, &path, LoadOptions::default())
+            .unwrap()
+            .transformer
+    };
+    let mut compared = 0;
+    for folder in fixtures() {
+        let json = std::fs::read(folder.join("expected.json")).unwrap();
+        let json: Value = serde_json::from_slice(&json).unwrap();
+        let Some(twin) = json["twin_of"].as_str() else {
+            continue;
+        };
+        let models = [load(&folder), load(&folder.parent().unwrap().join(twin))];
+        for prompt in Expected::read(&folder).prompts {
+            let furthest = furthest(&ctx, [&models[0], &models[1]], &prompt.ids);
+            assert!(furthest <= 1e-4, "{}: {furthest:.1e}", folder.display());
+        }
+        compared += 1;
+    }
+    assert!(compared >= 14, "twins are missing");
+}
+
 #[test]
 fn the_headers_tell_what_the_weights_will_take() {
     let ctx = context(1, CpuLevel::detect());
@@ -241,7 +279,7 @@ fn the_headers_tell_what_the_weights_will_take() {
             let config = read_config(&weights, &path).unwrap();
             let model = load(&ctx, &path, LoadOptions { path: way }).unwrap();
             assert_eq!(
-                weigh(&weights, &config, way),
+                weigh(&weights, &config, way).unwrap(),
                 model.transformer.weight_bytes(),
                 "{} {way:?}",
                 folder.display()

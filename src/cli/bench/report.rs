@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::cli::Printer;
 use crate::cli::args::BenchArgs;
 use crate::error::Result;
-use crate::model::{ModelConfig, Transformer, Work};
+use crate::model::{LayerConfig, ModelConfig, Transformer, Work};
 use crate::ops::CpuLevel;
 use crate::ops::ceilings::Ceilings;
 use crate::units::format_size;
@@ -56,12 +56,11 @@ impl Costs {
 
     /// Bytes of keys and values that a token behind `depth` others reads.
     fn kv_bytes(&self, depth: usize) -> usize {
-        let shapes = self.config.page_shapes();
-        let layers = self.config.layers.iter().zip(shapes);
+        let layers = self.config.layers.iter().filter_map(LayerConfig::attention);
         layers
-            .map(|(layer, shape)| {
-                let keys = layer.window.map_or(depth, |window| window.min(depth));
-                shape.kv_heads * (shape.key_dim + shape.value_dim) * size_of::<u16>() * keys
+            .map(|a| {
+                let keys = a.window.map_or(depth, |window| window.min(depth));
+                a.kv_heads * (a.key_dim + a.value_dim) * size_of::<u16>() * keys
             })
             .sum()
     }

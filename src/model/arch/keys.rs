@@ -42,12 +42,34 @@ keys! {
     MAX_CONTEXT = ["max_position_embeddings"], Some("context_length");
     /// Added to the mean square under the root.
     RMS_NORM_EPS = ["rms_norm_eps"], Some("attention.layer_norm_rms_epsilon");
+    /// The same for layer norms.
+    LAYER_NORM_EPS = ["layer_norm_eps"], Some("attention.layer_norm_epsilon");
     /// Base of the rotary frequencies.
     ROPE_THETA = ["rope_theta"], Some("rope.freq_base");
     /// The base in sliding layers, where it differs.
     ROPE_LOCAL_THETA = ["rope_local_base_freq"], Some("rope.freq_base_swa");
     /// Rotated elements of a head.
     ROTARY_DIM = ["rotary_dim"], Some("rope.dimension_count");
+    /// The same as a share of the head.
+    PARTIAL_ROTARY = ["partial_rotary_factor"], None;
+    /// Context before it was stretched.
+    ORIGINAL_CONTEXT = ["original_max_position_embeddings"], Some("rope.scaling.original_context_length");
+    /// Every n-th layer does not rotate.
+    NO_ROPE_INTERVAL = ["no_rope_layer_interval"], None;
+    /// How fast queries grow with their position (in `rope_parameters` of a `config.json`).
+    QUERY_SCALING = ["llama_4_scaling_beta"], Some("attention.temperature_scale");
+    /// Multiplies embeddings.
+    EMBEDDING_MULTIPLIER = ["embedding_multiplier"], Some("embedding_scale");
+    /// Multiplies attention scores.
+    ATTENTION_MULTIPLIER = ["attention_multiplier"], Some("attention.scale");
+    /// Multiplies what is added to the residual stream.
+    RESIDUAL_MULTIPLIER = ["residual_multiplier"], Some("residual_scale");
+    /// Divides logits.
+    LOGITS_DIVISOR = ["logits_scaling"], Some("logit_scale");
+    /// Multiplies logits.
+    LOGITS_MULTIPLIER = ["logit_scale"], Some("logit_scale");
+    /// Layers behind the last that predict further tokens.
+    NUM_PREDICT_LAYERS = ["num_nextn_predict_layers"], Some("nextn_predict_layers");
     /// Window of sliding layers.
     SLIDING_WINDOW = ["sliding_window"], Some("attention.sliding_window");
     /// Every n-th layer is not sliding.

@@ -1,6 +1,9 @@
 //! The architecture table and the config-key table.
 
 pub mod keys;
+mod page;
+pub mod rules;
 pub mod table;
 
-pub use table::{Architecture, find_gguf, find_hf};
+pub use page::models_page;
+pub use table::{Architecture, find_gguf, find_hf, find_model_type, is_supported};

@@ -2,31 +2,16 @@
 //!
 //! A row states what its reference implementation does; nothing else in the crate compares family names. Facts come from
 //! the classes of the same names in the `transformers` package and, for GGUF, from llama.cpp's converter and loader.
+//! What the fields of a row can say stands in `rules.rs`.
 
+use super::rules::{
+    AttentionScale, Bias, BiasRule, EmbeddingScale, LogitsScale, RopeLayers, WindowRule,
+};
 use crate::error::{Error, Result};
-use crate::model::config::QkNorm;
+use crate::model::config::{NormKind, NormPlacement, QkNorm};
+use crate::model::names::{Part, PartNames, named};
 use crate::ops::gated_act::Activation;
 use crate::ops::rope::Pairing;
-
-/// Where a layer's sliding window comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WindowRule {
-    /// Every layer sees everything; a `sliding_window` in the config is not this family's.
-    None,
-    /// `use_sliding_window` switches it on, for layers from `max_window_layers` on (Qwen2, Qwen3).
-    Switched,
-    /// Every n-th layer sees everything, the others slide; n from `sliding_window_pattern` or this default (Gemma 3).
-    EveryNthFull(usize),
-}
-
-/// Which biases a family has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BiasRule {
-    /// As `attention_bias` (q, k, v and o) and `mlp_bias` say; in GGUF, where the tensors are.
-    Configured,
-    /// On q, k and v, always (Qwen2).
-    Qkv,
-}
 
 /// One architecture.
 #[derive(Debug, Clone, Copy)]
@@ -35,67 +20,206 @@ pub struct Architecture {
     pub name: &'static str,
     /// Class names in `architectures` of `config.json`.
     pub hf: &'static [&'static str],
+    /// Names in `model_type` of a `config.json` that has no `architectures`.
+    pub model_types: &'static [&'static str],
     /// `general.architecture` of a GGUF file.
     pub gguf: &'static [&'static str],
+    /// Models that people know it by.
+    pub examples: &'static str,
+    /// A tiny GGUF file is among the tests.
+    pub tiny_gguf: bool,
+    /// Real checkpoints that were run and compared with another engine, besides the tiny ones of the tests.
+    pub verified: &'static [&'static str],
     /// Activation of the gate when the config names none.
     pub activation: Activation,
+    /// Fields of `config.json` that name the activation, tried in order. Others are ignored, as the class does.
+    pub activation_keys: &'static [&'static str],
     /// Norm weights are stored minus one in safetensors (a GGUF converter has added it).
     pub zero_centred_norms: bool,
-    /// Norms behind attention and feed-forward too, before the residual is added.
-    pub sandwich_norms: bool,
+    /// Formula of the norms.
+    pub norm: NormKind,
+    /// Where layers have norms.
+    pub norms: NormPlacement,
     /// Norm of q and k.
     pub qk_norm: QkNorm,
     /// Biases.
     pub biases: BiasRule,
-    /// Embeddings are multiplied by √hidden.
-    pub scaled_embeddings: bool,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: EmbeddingScale,
+    /// What attention scores are multiplied by.
+    pub attention_scale: AttentionScale,
+    /// What logits are multiplied by.
+    pub logits_scale: LogitsScale,
+    /// What parts add to the residual stream is multiplied by `residual_multiplier`.
+    pub residual_multiplier: bool,
+    /// Queries grow with their position where the config says so (`llama_4_scaling_beta`).
+    pub query_scaling: bool,
+    /// Attention has sinks.
+    pub sinks: bool,
     /// Whether the head is the embedding when the config does not say.
     pub tied_by_default: bool,
-    /// Which elements GGUF's q and k rows are ordered for; safetensors are half-split in this table.
+    /// Which elements safetensors' q and k rows are ordered for.
+    pub hf_pairing: Pairing,
+    /// Which elements GGUF's q and k rows are ordered for.
     pub gguf_pairing: Pairing,
     /// Windows.
     pub window: WindowRule,
-    /// Attention scale is `query_pre_attn_scalar^-0.5` where the config has it, instead of `head_dim^-0.5`.
-    pub query_pre_attn_scalar: bool,
+    /// Layers with a window rotate by frequencies of their own, without scaling.
+    pub local_rope: bool,
+    /// Which layers rotate.
+    pub rope_layers: RopeLayers,
     /// Values of config fields (by Hugging Face key) that the class assumes when a file leaves them out.
     pub defaults: &'static [(&'static str, f64)],
-    /// Token ids that end an answer besides those that the files name.
+    /// Token ids that end an answer besides those that the files name, where the tokenizer has them as special tokens.
     pub extra_stop_ids: &'static [u32],
+    /// What its files call parts, where it is not what most files call them.
+    pub names: &'static [PartNames],
 }
+
+/// `attention_bias` is for q, k, v and o; there are no others.
+const ATTENTION_BIAS: BiasRule = BiasRule {
+    qkv: Bias::Configured("attention_bias", false),
+    o: Bias::Configured("attention_bias", false),
+    feed_forward: Bias::Never,
+};
+
+/// No biases at all.
+const NO_BIAS: BiasRule = BiasRule {
+    qkv: Bias::Never,
+    o: Bias::Never,
+    feed_forward: Bias::Never,
+};
+
+/// Where norms stand on both sides, `post_attention_layernorm` is the one behind attention.
+const SANDWICH_NAMES: &[PartNames] = &[named(
+    Part::FfnNorm,
+    "pre_feedforward_layernorm",
+    "ffn_norm",
+)];
 
 /// A decoder of the Llama kind; the other rows say how they differ.
 const LLAMA: Architecture = Architecture {
     name: "Llama",
     hf: &["LlamaForCausalLM"],
+    model_types: &["llama"],
     gguf: &["llama"],
+    examples: "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, and Mistral in GGUF",
+    tiny_gguf: true,
+    verified: &["SmolLM2-135M-Instruct (GGUF, Q4_1)"],
     activation: Activation::Silu,
+    activation_keys: &["hidden_act", "hidden_activation"],
     zero_centred_norms: false,
-    sandwich_norms: false,
+    norm: NormKind::Rms,
+    norms: NormPlacement::Before,
     qk_norm: QkNorm::None,
-    biases: BiasRule::Configured,
-    scaled_embeddings: false,
+    biases: BiasRule {
+        feed_forward: Bias::Configured("mlp_bias", false),
+        ..ATTENTION_BIAS
+    },
+    embedding_scale: EmbeddingScale::One,
+    attention_scale: AttentionScale::HeadDim,
+    logits_scale: LogitsScale::One,
+    residual_multiplier: false,
+    query_scaling: false,
+    sinks: false,
     tied_by_default: false,
-    gguf_pairing: Pairing::Interleaved,
+    hf_pairing: Pairing::HalfSplit,
+    // Converters reorder rows.
+    gguf_pairing: Pairing::Reordered,
     window: WindowRule::None,
-    query_pre_attn_scalar: false,
+    local_rope: false,
+    rope_layers: RopeLayers::All,
     defaults: &[
         ("rope_theta", 10_000.0),
         ("rms_norm_eps", 1e-6),
         ("max_position_embeddings", 2048.0),
     ],
+    // <|eom_id|> and <|eot_id|> of Llama 3.
+    extra_stop_ids: &[128_008, 128_009],
+    names: &[],
+};
+
+/// Decoders of the Qwen kind.
+const QWEN: Architecture = Architecture {
+    gguf_pairing: Pairing::HalfSplit,
+    window: WindowRule::Switched,
     extra_stop_ids: &[],
+    verified: &[],
+    ..LLAMA
+};
+
+/// Decoders of the Gemma kind.
+const GEMMA: Architecture = Architecture {
+    activation: Activation::GeluTanh,
+    // These classes ignore a `hidden_act` that older files carry.
+    activation_keys: &["hidden_activation"],
+    zero_centred_norms: true,
+    norms: NormPlacement::Sandwich,
+    biases: ATTENTION_BIAS,
+    embedding_scale: EmbeddingScale::RootHidden,
+    tied_by_default: true,
+    gguf_pairing: Pairing::HalfSplit,
+    extra_stop_ids: &[],
+    verified: &[],
+    names: SANDWICH_NAMES,
+    ..LLAMA
 };
 
 /// Every architecture that this build runs.
 pub const ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     Architecture {
+        name: "Mistral",
+        hf: &["MistralForCausalLM"],
+        model_types: &["mistral"],
+        // Converters write `llama`.
+        gguf: &[],
+        examples: "Mistral 7B, Mistral Nemo, Mistral Small 2409 and 2501, Codestral",
+        verified: &[],
+        biases: NO_BIAS,
+        window: WindowRule::Always,
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 131_072.0),
+            ("num_key_value_heads", 8.0),
+            ("sliding_window", 4096.0),
+        ],
+        extra_stop_ids: &[],
+        ..LLAMA
+    },
+    Architecture {
+        name: "Ministral 3",
+        hf: &["Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
+        model_types: &["mistral3", "ministral3"],
+        gguf: &["mistral3"],
+        examples: "Ministral 3 3B, 8B, 14B; Mistral Small 3.1, 3.2 (their text part)",
+        verified: &[],
+        biases: NO_BIAS,
+        window: WindowRule::Always,
+        query_scaling: true,
+        // Of the outer class, which has the head; a head of its own in the file is used in any case.
+        tied_by_default: true,
+        defaults: &[
+            ("rope_theta", 1_000_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 131_072.0),
+            ("num_key_value_heads", 8.0),
+            ("head_dim", 128.0),
+        ],
+        extra_stop_ids: &[],
+        ..LLAMA
+    },
+    Architecture {
         name: "Qwen2",
         hf: &["Qwen2ForCausalLM"],
+        model_types: &["qwen2"],
         gguf: &["qwen2"],
-        biases: BiasRule::Qkv,
-        gguf_pairing: Pairing::HalfSplit,
-        window: WindowRule::Switched,
+        examples: "Qwen 2, Qwen 2.5, DeepSeek R1 Distill Qwen",
+        biases: BiasRule {
+            qkv: Bias::Always,
+            ..NO_BIAS
+        },
         defaults: &[
             ("rope_theta", 10_000.0),
             ("rms_norm_eps", 1e-6),
@@ -103,15 +227,16 @@ pub const ARCHITECTURES: &[Architecture] = &[
             ("sliding_window", 4096.0),
             ("max_window_layers", 28.0),
         ],
-        ..LLAMA
+        ..QWEN
     },
     Architecture {
         name: "Qwen3",
         hf: &["Qwen3ForCausalLM"],
+        model_types: &["qwen3"],
         gguf: &["qwen3"],
+        examples: "Qwen 3 0.6B to 32B, DeepSeek R1 0528 Qwen3 8B",
         qk_norm: QkNorm::PerHead,
-        gguf_pairing: Pairing::HalfSplit,
-        window: WindowRule::Switched,
+        biases: ATTENTION_BIAS,
         defaults: &[
             ("head_dim", 128.0),
             ("rope_theta", 10_000.0),
@@ -120,21 +245,68 @@ pub const ARCHITECTURES: &[Architecture] = &[
             ("sliding_window", 4096.0),
             ("max_window_layers", 28.0),
         ],
-        ..LLAMA
+        ..QWEN
+    },
+    Architecture {
+        name: "Gemma",
+        hf: &["GemmaForCausalLM"],
+        model_types: &["gemma"],
+        gguf: &["gemma"],
+        examples: "Gemma 2B, 7B; CodeGemma",
+        activation_keys: &["hidden_act"],
+        norms: NormPlacement::Before,
+        names: &[],
+        defaults: &[
+            ("vocab_size", 256_000.0),
+            ("hidden_size", 3072.0),
+            ("intermediate_size", 24_576.0),
+            ("num_hidden_layers", 28.0),
+            ("num_attention_heads", 16.0),
+            ("num_key_value_heads", 16.0),
+            ("head_dim", 256.0),
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 8192.0),
+        ],
+        ..GEMMA
+    },
+    Architecture {
+        name: "Gemma 2",
+        hf: &["Gemma2ForCausalLM"],
+        model_types: &["gemma2"],
+        gguf: &["gemma2"],
+        examples: "Gemma 2 2B, 9B, 27B",
+        window: WindowRule::EveryNthFull(2),
+        attention_scale: AttentionScale::QueryScalar { other_at: 46 },
+        defaults: &[
+            ("vocab_size", 256_000.0),
+            ("hidden_size", 2304.0),
+            ("intermediate_size", 9216.0),
+            ("num_hidden_layers", 26.0),
+            ("num_attention_heads", 8.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("query_pre_attn_scalar", 256.0),
+            ("sliding_window", 4096.0),
+            ("attn_logit_softcapping", 50.0),
+            ("final_logit_softcapping", 30.0),
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 8192.0),
+        ],
+        ..GEMMA
     },
     Architecture {
         name: "Gemma 3",
         hf: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+        model_types: &["gemma3", "gemma3_text"],
         gguf: &["gemma3"],
-        activation: Activation::GeluTanh,
-        zero_centred_norms: true,
-        sandwich_norms: true,
+        examples: "Gemma 3 270M, 1B, 4B, 12B, 27B (their text part)",
+        verified: &["Gemma 3 270M (GGUF, Q4_K_M)"],
         qk_norm: QkNorm::PerHead,
-        scaled_embeddings: true,
-        tied_by_default: true,
-        gguf_pairing: Pairing::HalfSplit,
         window: WindowRule::EveryNthFull(6),
-        query_pre_attn_scalar: true,
+        local_rope: true,
+        attention_scale: AttentionScale::QueryScalar { other_at: 62 },
         defaults: &[
             ("vocab_size", 262_208.0),
             ("hidden_size", 2304.0),
@@ -151,6 +323,149 @@ pub const ARCHITECTURES: &[Architecture] = &[
             ("max_position_embeddings", 131_072.0),
         ],
         extra_stop_ids: &[1, 106],
+        ..GEMMA
+    },
+    Architecture {
+        name: "Phi 3",
+        hf: &["Phi3ForCausalLM"],
+        model_types: &["phi3"],
+        gguf: &["phi3"],
+        examples: "Phi 3 and 3.5 mini and medium, Phi 4, Phi 4 mini",
+        verified: &[],
+        biases: NO_BIAS,
+        gguf_pairing: Pairing::HalfSplit,
+        window: WindowRule::Always,
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 4096.0),
+            ("original_max_position_embeddings", 4096.0),
+        ],
+        extra_stop_ids: &[],
+        names: &[named(Part::GateUp, "mlp.gate_up_proj", "ffn_up")],
+        ..LLAMA
+    },
+    Architecture {
+        name: "Granite",
+        hf: &["GraniteForCausalLM"],
+        model_types: &["granite"],
+        gguf: &["granite"],
+        examples: "Granite 3.0 to 3.3 2B, 8B",
+        verified: &[],
+        embedding_scale: EmbeddingScale::Multiplier,
+        attention_scale: AttentionScale::Multiplier,
+        logits_scale: LogitsScale::Divided,
+        residual_multiplier: true,
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 2048.0),
+            ("embedding_multiplier", 1.0),
+            ("attention_multiplier", 1.0),
+            ("residual_multiplier", 1.0),
+            ("logits_scaling", 1.0),
+        ],
+        extra_stop_ids: &[],
+        ..LLAMA
+    },
+    Architecture {
+        name: "OLMo 2",
+        hf: &["Olmo2ForCausalLM"],
+        model_types: &["olmo2"],
+        gguf: &["olmo2"],
+        examples: "OLMo 2 1B, 7B, 13B, 32B",
+        verified: &[],
+        norms: NormPlacement::After,
+        qk_norm: QkNorm::Flat,
+        biases: ATTENTION_BIAS,
+        gguf_pairing: Pairing::HalfSplit,
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 2048.0),
+        ],
+        extra_stop_ids: &[],
+        ..LLAMA
+    },
+    Architecture {
+        name: "SmolLM 3",
+        hf: &["SmolLM3ForCausalLM"],
+        model_types: &["smollm3"],
+        gguf: &["smollm3"],
+        examples: "SmolLM 3 3B",
+        verified: &[],
+        tied_by_default: true,
+        window: WindowRule::SwitchedWithoutRope,
+        rope_layers: RopeLayers::Listed,
+        defaults: &[
+            ("rope_theta", 2_000_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 32_768.0),
+            ("num_key_value_heads", 4.0),
+            ("no_rope_layer_interval", 4.0),
+        ],
+        extra_stop_ids: &[],
+        ..LLAMA
+    },
+    Architecture {
+        name: "GLM-4",
+        hf: &["Glm4ForCausalLM"],
+        model_types: &["glm4"],
+        gguf: &["glm4"],
+        examples: "GLM-4-9B-0414, GLM-4-32B-0414, GLM-Z1",
+        verified: &[],
+        norms: NormPlacement::Sandwich,
+        biases: BiasRule {
+            qkv: Bias::Configured("attention_bias", true),
+            ..NO_BIAS
+        },
+        hf_pairing: Pairing::Interleaved,
+        gguf_pairing: Pairing::Interleaved,
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1.5625e-7),
+            ("max_position_embeddings", 131_072.0),
+            ("num_key_value_heads", 2.0),
+            ("head_dim", 128.0),
+            ("partial_rotary_factor", 0.5),
+        ],
+        extra_stop_ids: &[151_329, 151_336, 151_338],
+        names: &[
+            named(
+                Part::PostAttnNorm,
+                "post_self_attn_layernorm",
+                "post_attention_norm",
+            ),
+            named(Part::PostFfnNorm, "post_mlp_layernorm", "post_ffw_norm"),
+            named(Part::GateUp, "mlp.gate_up_proj", "ffn_up"),
+        ],
+        ..LLAMA
+    },
+    Architecture {
+        name: "Cohere 2",
+        tiny_gguf: false,
+        hf: &["Cohere2ForCausalLM"],
+        model_types: &["cohere2"],
+        gguf: &["cohere2"],
+        examples: "Command R7B, Command A",
+        verified: &[],
+        norm: NormKind::Layer { bias: false },
+        norms: NormPlacement::Parallel,
+        biases: ATTENTION_BIAS,
+        logits_scale: LogitsScale::Times,
+        tied_by_default: true,
+        hf_pairing: Pairing::Interleaved,
+        gguf_pairing: Pairing::Interleaved,
+        window: WindowRule::EveryNthFull(4),
+        rope_layers: RopeLayers::Sliding,
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("layer_norm_eps", 1e-5),
+            ("max_position_embeddings", 8192.0),
+            ("logit_scale", 0.0625),
+            ("sliding_window", 4096.0),
+        ],
+        extra_stop_ids: &[],
         ..LLAMA
     },
 ];
@@ -165,6 +480,15 @@ impl Architecture {
     }
 }
 
+/// Whether this build runs what a model's list calls its architecture: a class name, or a GGUF architecture followed by ` (GGUF)`.
+pub fn is_supported(name: &str) -> bool {
+    let mut rows = ARCHITECTURES.iter();
+    match name.strip_suffix(" (GGUF)") {
+        Some(gguf) => rows.any(|row| row.gguf.contains(&gguf)),
+        None => rows.any(|row| row.hf.contains(&name)),
+    }
+}
+
 /// The row of one of the class names of a `config.json`.
 ///
 /// # Errors
@@ -176,6 +500,22 @@ pub fn find_hf<'a>(classes: impl IntoIterator<Item = &'a str>) -> Result<&'stati
         unsupported(
             &classes.join("`, `"),
             ARCHITECTURES.iter().flat_map(|a| a.hf.iter().copied()),
+        )
+    })
+}
+
+/// The row of the `model_type` of a `config.json` that names no class.
+///
+/// # Errors
+/// `Unsupported`, with the list of what is supported.
+pub fn find_model_type(name: &str) -> Result<&'static Architecture> {
+    let found = ARCHITECTURES.iter().find(|a| a.model_types.contains(&name));
+    found.ok_or_else(|| {
+        unsupported(
+            name,
+            ARCHITECTURES
+                .iter()
+                .flat_map(|a| a.model_types.iter().copied()),
         )
     })
 }
@@ -213,6 +553,10 @@ mod tests {
             ARCHITECTURES
                 .iter()
                 .flat_map(|a| a.gguf)
+                .collect::<Vec<_>>(),
+            ARCHITECTURES
+                .iter()
+                .flat_map(|a| a.model_types)
                 .collect::<Vec<_>>(),
         ] {
             let distinct: std::collections::HashSet<_> = names.iter().collect();

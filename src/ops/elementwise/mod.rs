@@ -1,4 +1,4 @@
-//! Element by element: residual additions, scales, soft caps.
+//! Element by element: residual additions, scales, limits, gates, soft caps.
 
 mod cpu;
 
@@ -29,6 +29,56 @@ pub fn add_bias(ctx: &Context, x: &mut Tensor, bias: &[f32]) {
 /// `x *= factor`.
 pub fn scale(ctx: &Context, x: &mut Tensor, factor: f32) {
     in_parts(ctx, x, |part, _| part.iter_mut().for_each(|v| *v *= factor));
+}
+
+/// Row i of `x` times `factors[i]`.
+pub fn scale_rows(ctx: &Context, x: &mut Tensor, factors: &[f32]) {
+    let cols = x.cols().max(1);
+    assert_eq!(x.rows(), factors.len(), "factors for {x:?}");
+    in_parts(ctx, x, |part, at| {
+        for (row, factor) in part.chunks_exact_mut(cols).zip(&factors[at / cols..]) {
+            row.iter_mut().for_each(|v| *v *= factor);
+        }
+    });
+}
+
+/// Every element within `low..=high`; NaN stays NaN.
+pub fn clamp(ctx: &Context, x: &mut Tensor, low: f32, high: f32) {
+    in_parts(ctx, x, |part, _| {
+        part.iter_mut().for_each(|v| *v = v.clamp(low, high));
+    });
+}
+
+/// `x *= sigmoid(gate)`, same shapes.
+pub fn sigmoid_mul(ctx: &Context, x: &mut Tensor, gate: &Tensor) {
+    assert_eq!(
+        (x.rows(), x.cols()),
+        (gate.rows(), gate.cols()),
+        "{x:?} gated by {gate:?}"
+    );
+    let gate = gate.as_slice();
+    in_parts(ctx, x, |part, at| {
+        cpu::sigmoid_mul(ctx.level(), part, &gate[at..at + part.len()]);
+    });
+}
+
+/// Cuts every part of `size` elements of every row of `x` `[rows, n * size]` behind its first `first` elements: the
+/// beginnings `[rows, n * first]` and the ends `[rows, n * (size - first)]`.
+pub fn split_heads(ctx: &Context, x: &Tensor, size: usize, first: usize) -> (Tensor, Tensor) {
+    assert!(
+        0 < first && first < size && x.cols().is_multiple_of(size),
+        "{x:?} in parts of {size} cut at {first}"
+    );
+    let parts = x.cols() / size;
+    let mut begin = ctx.uninit(x.rows(), parts * first);
+    let mut end = ctx.uninit(x.rows(), parts * (size - first));
+    let begins = begin.as_mut_slice().chunks_exact_mut(first);
+    let ends = end.as_mut_slice().chunks_exact_mut(size - first);
+    for ((part, b), e) in x.as_slice().chunks_exact(size).zip(begins).zip(ends) {
+        b.copy_from_slice(&part[..first]);
+        e.copy_from_slice(&part[first..]);
+    }
+    (begin, end)
 }
 
 /// `x = cap * tanh(x / cap)`.
@@ -84,6 +134,50 @@ mod tests {
             let seen = seen.get_or_insert_with(|| bits(x.as_slice()));
             assert_eq!(*seen, bits(x.as_slice()), "{ctx:?}");
         }
+    }
+
+    #[test]
+    fn gates_limits_and_factors_of_rows_have_the_same_bits_on_every_path() {
+        let (a, b) = (random(1, 37 * 505), random(2, 37 * 505));
+        let factors = random(3, 37);
+        let mut seen: Option<Vec<u32>> = None;
+        for ctx in contexts() {
+            let mut x = ctx.tensor(37, 505, &a);
+            scale_rows(&ctx, &mut x, &factors);
+            clamp(&ctx, &mut x, -0.5, 0.25);
+            let before = x.as_slice().to_vec();
+            for (i, got) in before.iter().enumerate() {
+                assert_eq!(*got, (a[i] * factors[i / 505]).clamp(-0.5, 0.25));
+            }
+            let gate = ctx.tensor(37, 505, &b);
+            sigmoid_mul(&ctx, &mut x, &gate);
+            for (i, got) in x.as_slice().iter().enumerate() {
+                let want = f64::from(before[i]) / (1.0 + (-f64::from(b[i])).exp());
+                assert!((f64::from(*got) - want).abs() < 1e-6, "{got} {want}");
+            }
+            let seen = seen.get_or_insert_with(|| bits(x.as_slice()));
+            assert_eq!(*seen, bits(x.as_slice()), "{ctx:?}");
+            let (begin, end) = split_heads(&ctx, &x, 5, 2);
+            for part in 0..37 * 101 {
+                assert_eq!(
+                    begin.as_slice()[part * 2..][..2],
+                    x.as_slice()[part * 5..][..2]
+                );
+                assert_eq!(
+                    end.as_slice()[part * 3..][..3],
+                    x.as_slice()[part * 5 + 2..][..3]
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn limits_keep_nan() {
+        let ctx = &contexts()[0];
+        let mut x = ctx.tensor(1, 2, &[f32::NAN, f32::INFINITY]);
+        clamp(ctx, &mut x, -1.0, 1.0);
+        assert!(x.as_slice()[0].is_nan());
+        assert_eq!(x.as_slice()[1], 1.0);
     }
 
     #[test]

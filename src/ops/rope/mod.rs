@@ -12,8 +12,11 @@ use crate::threads::Disjoint;
 pub enum Pairing {
     /// Element i with i + pairs (GPT-NeoX; nearly every Hugging Face checkpoint).
     HalfSplit,
-    /// Element 2i with 2i + 1 (the paper's; GGUF files of the Llama family, whose q and k rows are ordered for it).
+    /// Element 2i with 2i + 1 (the paper's).
     Interleaved,
+    /// The same, and then put into the order of [`Self::HalfSplit`]: rows of such a checkpoint that were reordered for
+    /// neighbours (GGUF files of the Llama family). Scores are then the same sums as over the rows of the original.
+    Reordered,
 }
 
 /// Cosines and sines for the rows of one forward pass: `[tokens, pairs]` each.
@@ -32,7 +35,20 @@ pub fn rope_table(
     frequencies: &[f32],
     magnitude: f32,
 ) -> RopeTable {
-    let (rows, pairs) = (positions.len(), frequencies.len());
+    rope_table_by_row(ctx, positions, frequencies.len(), magnitude, |_| {
+        frequencies
+    })
+}
+
+/// [`rope_table`] with frequencies that differ from row to row: `frequencies(row)` has `pairs` of them.
+pub fn rope_table_by_row<'a>(
+    ctx: &Context,
+    positions: &[u32],
+    pairs: usize,
+    magnitude: f32,
+    frequencies: impl Fn(usize) -> &'a [f32] + Sync,
+) -> RopeTable {
+    let rows = positions.len();
     let (mut cos, mut sin) = (ctx.uninit(rows, pairs), ctx.uninit(rows, pairs));
     let (cos_out, sin_out) = (
         Disjoint::new(cos.as_mut_slice()),
@@ -48,7 +64,7 @@ pub fn rope_table(
                     sin_out.part(row * pairs, pairs),
                 )
             };
-            for (i, &frequency) in frequencies.iter().enumerate() {
+            for (i, &frequency) in frequencies(row).iter().enumerate() {
                 let (s, c) = libm::sincos(f64::from(position as f32 * frequency));
                 cos[i] = c as f32 * magnitude;
                 sin[i] = s as f32 * magnitude;
@@ -71,6 +87,7 @@ pub fn rope(ctx: &Context, x: &mut Tensor, head_dim: usize, pairing: Pairing, ta
             // SAFETY: rows are disjoint.
             #[allow(unsafe_code)]
             let heads = unsafe { values.part(row * cols, cols) };
+            let mut old = Vec::new();
             for head in heads.chunks_exact_mut(head_dim) {
                 let (head, cos, sin) = (
                     &mut head[..2 * pairs],
@@ -80,6 +97,11 @@ pub fn rope(ctx: &Context, x: &mut Tensor, head_dim: usize, pairing: Pairing, ta
                 match pairing {
                     Pairing::HalfSplit => rotate_halves(head, cos, sin),
                     Pairing::Interleaved => rotate_neighbours(head, cos, sin),
+                    Pairing::Reordered => {
+                        old.clear();
+                        old.extend_from_slice(head);
+                        rotate_apart(&old, head, cos, sin);
+                    }
                 }
             }
         }
@@ -91,6 +113,16 @@ fn rotate_halves(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (low, high) = head.split_at_mut(cos.len());
     for (((a, b), &c), &s) in low.iter_mut().zip(high).zip(cos).zip(sin) {
         let (x, y) = (*a, *b);
+        *a = x * c - y * s;
+        *b = y * c + x * s;
+    }
+}
+
+/// Neighbours of `old` to the halves of `head`.
+fn rotate_apart(old: &[f32], head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (low, high) = head.split_at_mut(cos.len());
+    let pairs = old.as_chunks::<2>().0.iter().zip(low).zip(high);
+    for ((([x, y], a), b), (&c, &s)) in pairs.zip(cos.iter().zip(sin)) {
         *a = x * c - y * s;
         *b = y * c + x * s;
     }
@@ -130,6 +162,10 @@ mod tests {
                 (0..values.len())
                     .all(|i| other.as_slice()[i] == x.as_slice()[i / 8 * 8 + order(i % 8)])
             );
+            // Reordered is half-split on elements that come in the other order.
+            let mut other = ctx.tensor(4, 16, &mixed);
+            rope(&ctx, &mut other, 8, Pairing::Reordered, &table);
+            assert_eq!(bits(other.as_slice()), bits(x.as_slice()));
             for (row, &position) in positions.iter().enumerate() {
                 for head in 0..2 {
                     let (old, new) = (

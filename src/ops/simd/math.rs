@@ -46,6 +46,19 @@ pub unsafe fn silu<V: Simd>(x: V::F32) -> V::F32 {
     }
 }
 
+/// `1 / (1 + e^-x)`.
+///
+/// # Safety
+/// The CPU has the instruction set of `V`.
+#[inline(always)]
+pub unsafe fn sigmoid<V: Simd>(x: V::F32) -> V::F32 {
+    // SAFETY: no memory is touched; the instruction set is the caller's duty.
+    unsafe {
+        let e = exp::<V>(V::sub(V::splat(0.0), x));
+        V::div(V::splat(1.0), V::add(V::splat(1.0), e))
+    }
+}
+
 /// `tanh(x)`, written as `1 - 2 / (e^2x + 1)`: absolute error near 1e-7.
 ///
 /// # Safety

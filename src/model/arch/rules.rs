@@ -1,0 +1,86 @@
+//! What the rows of the architecture table can say.
+
+/// Where a layer's sliding window comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WindowRule {
+    /// Every layer sees everything; a `sliding_window` in the config is not this family's.
+    None,
+    /// Every layer slides when there is a `sliding_window`; `layer_types` is ignored (Mistral, Phi 3).
+    Always,
+    /// `use_sliding_window` switches it on, for layers from `max_window_layers` on (Qwen2, Qwen3).
+    Switched,
+    /// `use_sliding_window` switches it on, for layers that do not rotate (SmolLM3).
+    SwitchedWithoutRope,
+    /// Every n-th layer sees everything, the others slide; n from `sliding_window_pattern` or this default (Gemma 3).
+    EveryNthFull(usize),
+}
+
+/// Which layers rotate queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayers {
+    /// All.
+    All,
+    /// Those with a window (Cohere 2).
+    Sliding,
+    /// Those that `no_rope_layers` marks with 1; without it all but every n-th, n from `no_rope_layer_interval` (SmolLM3).
+    Listed,
+}
+
+/// Whether a bias is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bias {
+    /// Never.
+    Never,
+    /// Always.
+    Always,
+    /// As this switch of `config.json` says, with the class's default; in GGUF, where the tensors are.
+    Configured(&'static str, bool),
+}
+
+/// Which biases a family has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BiasRule {
+    /// On q, k and v.
+    pub qkv: Bias,
+    /// On the attention output.
+    pub o: Bias,
+    /// In the feed-forward part.
+    pub feed_forward: Bias,
+}
+
+/// What embeddings are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EmbeddingScale {
+    /// Nothing.
+    One,
+    /// √hidden (Gemma).
+    RootHidden,
+    /// `embedding_multiplier` (Granite).
+    Multiplier,
+}
+
+/// What attention scores are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionScale {
+    /// `head_dim^-0.5`.
+    HeadDim,
+    /// `query_pre_attn_scalar^-0.5` (Gemma 2, Gemma 3). GGUF files do not have it: there it is the head size, but hidden size /
+    /// heads for the model of so many layers, as llama.cpp's loader knows.
+    QueryScalar {
+        /// Layers of the model that differs.
+        other_at: usize,
+    },
+    /// `attention_multiplier` itself (Granite); `head_dim^-0.5` where a GGUF file has none.
+    Multiplier,
+}
+
+/// What logits are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogitsScale {
+    /// Nothing.
+    One,
+    /// `logit_scale` (Cohere 2).
+    Times,
+    /// 1 / `logits_scaling` (Granite).
+    Divided,
+}

@@ -1,0 +1,98 @@
+//! What a `config.json` says of itself, before any weight is there: whether this build runs the model.
+//!
+//! The one check for `pull` (before the download) and for loading.
+
+use serde_json::Value;
+
+use super::arch::{Architecture, find_hf, find_model_type};
+use crate::error::{Error, Result};
+
+/// The row of the architecture table for a `config.json`: by the first known of its classes, or its model type when it names
+/// no class.
+///
+/// # Errors
+/// `Unsupported` for an architecture or a feature that this build does not run, with what it does run; `Invalid` when the
+/// description names neither.
+pub fn check_description(json: &Value) -> Result<&'static Architecture> {
+    let classes = json.get("architectures").and_then(Value::as_array);
+    let arch = match (classes, json.get("model_type").and_then(Value::as_str)) {
+        (Some(classes), _) if !classes.is_empty() => {
+            find_hf(classes.iter().filter_map(Value::as_str))?
+        }
+        (_, Some(model_type)) => find_model_type(model_type)?,
+        _ => {
+            return Err(Error::invalid(
+                "neither `architectures` nor `model_type`: the model's class is unknown",
+            ));
+        }
+    };
+    for object in [Some(json), json.get("text_config")].into_iter().flatten() {
+        refuse_bidirectional(object)?;
+        refuse_quantized(object)?;
+    }
+    Ok(arch)
+}
+
+/// Embedding models are made of decoders by this switch.
+fn refuse_bidirectional(object: &Value) -> Result<()> {
+    if object.get("use_bidirectional_attention") != Some(&Value::Bool(true)) {
+        return Ok(());
+    }
+    Err(
+        Error::unsupported("`use_bidirectional_attention` is not supported")
+            .with_hint("a model whose tokens see those behind them does not generate text"),
+    )
+}
+
+fn refuse_quantized(object: &Value) -> Result<()> {
+    let Some(quantization) = object.get("quantization_config").filter(|q| !q.is_null()) else {
+        return Ok(());
+    };
+    let method = quantization.get("quant_method").and_then(Value::as_str);
+    let method = method.unwrap_or("unknown");
+    Err(Error::unsupported(format!(
+        "safetensors quantised by `{method}` are not supported"
+    ))
+    .with_hint("supported are F32, F16 and BF16 safetensors, and GGUF files"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn refusal(json: &Value) -> String {
+        check_description(json).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_first_known_class_counts_and_a_model_type_where_there_is_no_class() {
+        let name = |json: Value| check_description(&json).unwrap().name;
+        assert_eq!(
+            name(json!({"architectures": ["MyLlama", "Qwen3ForCausalLM"]})),
+            "Qwen3"
+        );
+        assert_eq!(name(json!({"model_type": "olmo2"})), "OLMo 2");
+        assert_eq!(
+            name(json!({"architectures": [], "model_type": "phi3"})),
+            "Phi 3"
+        );
+        assert_eq!(
+            refusal(&json!({"model_type": "mamba"})),
+            "architecture `mamba` is not supported"
+        );
+        assert!(refusal(&json!({})).contains("`model_type`"));
+    }
+
+    #[test]
+    fn what_changes_the_weights_or_the_mask_is_refused_by_name_also_when_nested() {
+        let llama = |more: (&str, Value)| json!({"model_type": "llama", more.0: more.1});
+        let awq = json!({"quant_method": "awq", "bits": 4});
+        assert!(refusal(&llama(("quantization_config", awq.clone()))).contains("`awq`"));
+        let nested = json!({"quantization_config": awq});
+        assert!(refusal(&llama(("text_config", nested))).contains("`awq`"));
+        assert!(check_description(&llama(("quantization_config", Value::Null))).is_ok());
+        let switch = ("use_bidirectional_attention", Value::Bool(true));
+        assert!(refusal(&llama(switch)).contains("bidirectional"));
+    }
+}

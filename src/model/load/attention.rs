@@ -1,0 +1,72 @@
+//! Attention: q, k and v by themselves or fused, their norms, the output.
+
+use super::tensors::Tensors;
+use crate::error::Result;
+use crate::model::config::{AttentionConfig, KvSource, ModelConfig, NormConfig, NormKind, QkNorm};
+use crate::model::layers::{Attention, Keys, Norm};
+use crate::model::names::Part;
+use crate::ops::rope::Pairing;
+
+pub(super) fn load(
+    tensors: &mut Tensors<'_>,
+    config: &ModelConfig,
+    index: usize,
+    own: &AttentionConfig,
+) -> Result<Attention> {
+    let hidden = config.hidden_size;
+    let (q_rows, k_rows) = (own.query_features(), own.kv_heads * own.key_dim);
+    let v_rows = own.kv_heads * own.value_dim;
+    let (q, kv) = match own.kv {
+        KvSource::Own => {
+            let parts = [(Part::Q, q_rows), (Part::K, k_rows), (Part::V, v_rows)];
+            let [q, k, v] = tensors.rows_of(index, Part::Qkv, parts, hidden, own.qkv_bias)?;
+            (q, Some((k, v)))
+        }
+        KvSource::Layer(_) => {
+            let q = tensors.linear(index, Part::Q, q_rows, hidden, own.qkv_bias)?;
+            (q, None)
+        }
+    };
+    let mut norm = |part: Part, heads: usize| -> Result<Option<Norm>> {
+        let size = match own.qk_norm {
+            QkNorm::None => return Ok(None),
+            QkNorm::PerHead => own.key_dim,
+            QkNorm::Flat => heads * own.key_dim,
+        };
+        let norm = NormConfig {
+            kind: NormKind::Rms,
+            ..config.norm
+        };
+        tensors.norm(Some(index), part, size, &norm).map(Some)
+    };
+    let q_norm = norm(Part::QNorm, own.heads)?;
+    let keys = match kv {
+        Some((k, v)) => Some(Keys {
+            k,
+            v,
+            k_norm: norm(Part::KNorm, own.kv_heads)?,
+        }),
+        None => None,
+    };
+    let sinks = own.sinks.then(|| {
+        let name = tensors.bare_name(index, Part::Sinks);
+        tensors.vector(&name, own.heads)
+    });
+    let rope = own.rope.map(|rope| config.ropes[rope].pairing);
+    Ok(Attention {
+        q,
+        q_norm,
+        keys,
+        sinks: sinks.transpose()?,
+        o: tensors.linear(
+            index,
+            Part::O,
+            hidden,
+            own.heads * own.value_dim,
+            own.o_bias,
+        )?,
+        pages: config.pages_of(index).expect("the layer has attention"),
+        pairing: rope.unwrap_or(Pairing::HalfSplit),
+        config: own.clone(),
+    })
+}

@@ -1,0 +1,38 @@
+//! One layer: its norms, and the loaders of its parts.
+
+use super::tensors::Tensors;
+use super::{attention, feed_forward};
+use crate::error::Result;
+use crate::model::config::{FeedForwardConfig, MixerConfig, ModelConfig, NormPlacement};
+use crate::model::layers::{FeedForward, Layer, LayerNorms, Mixer, Norm};
+use crate::model::names::Part;
+
+pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize) -> Result<Layer> {
+    let layer = &config.layers[index];
+    let mut norm = |wanted: bool, part: Part| -> Result<Option<Norm>> {
+        let load = || tensors.norm(Some(index), part, config.hidden_size, &config.norm);
+        wanted.then(load).transpose()
+    };
+    let (before, after) = (layer.norms.is_before(), layer.norms.is_after());
+    let own = layer.norms != NormPlacement::Parallel;
+    let norms = LayerNorms {
+        before_mixer: norm(before, Part::AttnNorm)?,
+        after_mixer: norm(after, Part::PostAttnNorm)?,
+        before_feed_forward: norm(before && own, Part::FfnNorm)?,
+        after_feed_forward: norm(after, Part::PostFfnNorm)?,
+    };
+    Ok(Layer {
+        placement: layer.norms,
+        norms,
+        mixer: match &layer.mixer {
+            MixerConfig::Attention(own) => {
+                Mixer::Attention(attention::load(tensors, config, index, own)?)
+            }
+        },
+        feed_forward: match &layer.feed_forward {
+            FeedForwardConfig::Dense(own) => {
+                FeedForward::Dense(feed_forward::load(tensors, config, index, own)?)
+            }
+        },
+    })
+}

@@ -1,0 +1,145 @@
+//! Attention: heads, their sizes, scale, biases.
+
+use serde_json::Value;
+
+use super::source::{Reader, Source};
+use crate::error::{Error, Result};
+use crate::formats::TensorSource;
+use crate::model::arch::keys;
+use crate::model::arch::rules::{AttentionScale, Bias};
+use crate::model::config::{AttentionConfig, BiasPresence, KvSource, QueryScaling};
+
+impl Reader<'_> {
+    /// What the attention of all layers has in common; `hidden` is the width of the residual stream.
+    pub(super) fn attention(&self, hidden: usize, num_layers: usize) -> Result<AttentionConfig> {
+        let heads = self.size(&keys::NUM_HEADS)?;
+        let kv_heads = self.find_size(&keys::NUM_KV_HEADS)?.unwrap_or(heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(Error::invalid(format!(
+                "{heads} query heads cannot share {kv_heads} key/value heads"
+            )));
+        }
+        let key_dim = match self.find_size(&keys::HEAD_DIM)? {
+            Some(size) => size,
+            None => self.head_dim_from_shapes(hidden, heads)?,
+        };
+        self.check_value_dim(key_dim)?;
+        Ok(AttentionConfig {
+            heads,
+            kv_heads,
+            key_dim,
+            value_dim: key_dim,
+            qk_norm: self.arch.qk_norm,
+            qkv_bias: self.bias(self.arch.biases.qkv),
+            o_bias: self.bias(self.arch.biases.o),
+            qkv_clip: None,
+            rope: None,
+            query_scaling: self.query_scaling()?,
+            scale: self.attention_scale(key_dim, hidden, heads, num_layers)? as f32,
+            soft_cap: self.find_positive(&keys::ATTN_SOFT_CAP)?.map(|x| x as f32),
+            window: None,
+            sinks: self.arch.sinks,
+            output_gate: false,
+            kv: KvSource::Own,
+        })
+    }
+
+    /// GGUF files of the older kind leave the head size out; the shape of q knows it.
+    fn head_dim_from_shapes(&self, hidden_size: usize, num_heads: usize) -> Result<usize> {
+        if !self.is_hf()
+            && let Some(q) = self.weights.find("blk.0.attn_q.weight")
+            && q.info.shape[0].is_multiple_of(num_heads)
+        {
+            return Ok(q.info.shape[0] / num_heads);
+        }
+        if !hidden_size.is_multiple_of(num_heads) {
+            let text = format!(
+                "a hidden size of {hidden_size} is no multiple of {num_heads} heads, and no `head_dim` is given"
+            );
+            return Err(Error::invalid(text));
+        }
+        Ok(hidden_size / num_heads)
+    }
+
+    fn check_value_dim(&self, head_dim: usize) -> Result<()> {
+        match self.find_size(&keys::VALUE_DIM)? {
+            Some(size) if size != head_dim => {
+                let text = format!(
+                    "values of {size} elements beside keys of {head_dim} are not supported for {}",
+                    self.arch.name
+                );
+                Err(Error::unsupported(text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn attention_scale(
+        &self,
+        head_dim: usize,
+        hidden: usize,
+        heads: usize,
+        layers: usize,
+    ) -> Result<f64> {
+        let root = |x: f64| 1.0 / x.sqrt();
+        match self.arch.attention_scale {
+            AttentionScale::HeadDim => Ok(root(head_dim as f64)),
+            AttentionScale::Multiplier => {
+                let own = self.find_multiplier(&keys::ATTENTION_MULTIPLIER)?;
+                Ok(own.unwrap_or(root(head_dim as f64)))
+            }
+            AttentionScale::QueryScalar { .. } if self.is_hf() => {
+                self.positive(&keys::QUERY_PRE_ATTN_SCALAR).map(root)
+            }
+            AttentionScale::QueryScalar { other_at } => {
+                let written = match &self.source {
+                    Source::Gguf { metadata, prefix } => metadata
+                        .find_f64(&format!("{prefix}.attention.query_pre_attn_scalar"))?
+                        .filter(|x| *x > 0.0),
+                    Source::Hf(_) => None,
+                };
+                Ok(root(written.unwrap_or(if layers == other_at {
+                    hidden as f64 / heads as f64
+                } else {
+                    head_dim as f64
+                })))
+            }
+        }
+    }
+
+    /// Ministral 3: beta stands among the rotary parameters.
+    fn query_scaling(&self) -> Result<Option<QueryScaling>> {
+        if !self.arch.query_scaling {
+            return Ok(None);
+        }
+        let beta = match self.rope_parameter("llama_4_scaling_beta") {
+            Some(beta) => beta.as_f64(),
+            None => self.find_number(&keys::QUERY_SCALING)?,
+        };
+        let Some(beta) = beta.filter(|beta| *beta != 0.0) else {
+            return Ok(None);
+        };
+        if !beta.is_finite() {
+            return Err(Error::invalid(format!("queries grow by {beta}")));
+        }
+        Ok(Some(QueryScaling {
+            beta: beta as f32,
+            original: self.original_context()?,
+        }))
+    }
+
+    /// Whether a bias must be there.
+    pub(super) fn bias(&self, rule: Bias) -> BiasPresence {
+        match rule {
+            Bias::Never => BiasPresence::Absent,
+            Bias::Always => BiasPresence::Required,
+            Bias::Configured(..) if !self.is_hf() => BiasPresence::Optional,
+            Bias::Configured(key, default) => {
+                match self.hf(key).and_then(Value::as_bool).unwrap_or(default) {
+                    true => BiasPresence::Required,
+                    false => BiasPresence::Absent,
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! From a container's own description (`config.json` or GGUF metadata) and the architecture table to a [`ModelConfig`].
+//!
+//! Generic over families: it reads the fields of `arch/keys.rs` by the rules of the row, and never compares names.
+//!
+//! | file | reads |
+//! |---|---|
+//! | `source.rs` | one field, whatever the container |
+//! | `attention.rs`, `feed_forward.rs` | the parts of layers |
+//! | `windows.rs` | which layers slide |
+//! | `rope.rs` | rotations |
+
+mod attention;
+mod feed_forward;
+mod rope;
+mod source;
+mod windows;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use self::source::{Reader, Source};
+use super::arch::rules::{EmbeddingScale, LogitsScale, RopeLayers};
+use super::arch::{find_gguf, keys};
+use super::config::{
+    AttentionConfig, LayerConfig, MixerConfig, ModelConfig, NormConfig, NormKind, RopeConfig,
+};
+use super::describe::check_description;
+use crate::error::{Error, Result};
+use crate::formats::{TensorSource, Weights};
+
+/// More layers than any model has; a bound for what a file may make us allocate.
+const MAX_LAYERS: usize = 4096;
+
+/// Reads the configuration of the model in `weights`; `folder` holds `config.json` when the weights are safetensors.
+///
+/// # Errors
+/// `Unsupported` for an architecture or feature that this build does not run, `Invalid` for a field that is missing,
+/// of the wrong type or impossible, `NotFound` without a `config.json`.
+pub fn read_config(weights: &Weights, folder: &Path) -> Result<ModelConfig> {
+    match weights {
+        Weights::Gguf(file) => {
+            let metadata = file.metadata();
+            let name = metadata.find_str("general.architecture")?.ok_or_else(|| {
+                Error::invalid("the GGUF file does not say its `general.architecture`")
+            })?;
+            let source = Source::Gguf {
+                metadata,
+                prefix: name.to_owned(),
+            };
+            Reader {
+                source,
+                arch: find_gguf(name)?,
+                weights,
+            }
+            .config()
+        }
+        Weights::Safetensors(_) => {
+            let path = folder.join("config.json");
+            let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+            let json: Value = serde_json::from_slice(&bytes).map_err(|e| {
+                Error::invalid(format!("`{}` is not JSON", path.display())).with_source(e)
+            })?;
+            let config = read_hf(json, weights);
+            config.map_err(|e| e.context(format!("in `{}`", path.display())))
+        }
+    }
+}
+
+fn read_hf(json: Value, weights: &Weights) -> Result<ModelConfig> {
+    let arch = check_description(&json)?;
+    Reader {
+        source: Source::Hf(merge_text_config(json)),
+        arch,
+        weights,
+    }
+    .config()
+}
+
+/// Multimodal files nest the language model's fields; they win over the root's, but for the head, which is the outer class's.
+fn merge_text_config(mut json: Value) -> Value {
+    const OF_THE_ROOT: &str = "tie_word_embeddings";
+    let text = json
+        .as_object_mut()
+        .and_then(|root| root.remove("text_config"));
+    if let (Some(root), Some(Value::Object(mut text))) = (json.as_object_mut(), text) {
+        if root.contains_key(OF_THE_ROOT) {
+            text.remove(OF_THE_ROOT);
+        }
+        root.extend(text);
+    }
+    json
+}
+
+impl Reader<'_> {
+    fn config(&self) -> Result<ModelConfig> {
+        let hidden_size = self.size(&keys::HIDDEN_SIZE)?;
+        let (ropes, layers) = self.layers(hidden_size)?;
+        Ok(ModelConfig {
+            architecture: self.arch.name,
+            names: self.arch.names,
+            extra_stop_ids: self.arch.extra_stop_ids,
+            vocab_size: self.vocab_size()?,
+            hidden_size,
+            max_context: self.size(&keys::MAX_CONTEXT)?,
+            norm: self.norm()?,
+            embedding_scale: match self.arch.embedding_scale {
+                EmbeddingScale::One => 1.0,
+                EmbeddingScale::RootHidden => (hidden_size as f32).sqrt(),
+                EmbeddingScale::Multiplier => self.multiplier(&keys::EMBEDDING_MULTIPLIER)?,
+            },
+            residual_scale: if self.arch.residual_multiplier {
+                self.multiplier(&keys::RESIDUAL_MULTIPLIER)?
+            } else {
+                1.0
+            },
+            logits_scale: match self.arch.logits_scale {
+                LogitsScale::One => 1.0,
+                LogitsScale::Times => self.multiplier(&keys::LOGITS_MULTIPLIER)?,
+                LogitsScale::Divided => 1.0 / self.multiplier(&keys::LOGITS_DIVISOR)?,
+            },
+            final_soft_cap: self.find_positive(&keys::FINAL_SOFT_CAP)?.map(|x| x as f32),
+            tied_head: self.tied_head(),
+            num_predict_layers: self.num_predict_layers()?,
+            ropes,
+            layers,
+        })
+    }
+
+    fn layers(&self, hidden_size: usize) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>)> {
+        let num_layers = self.num_layers()?;
+        let attention = self.attention(hidden_size, num_layers)?;
+        let feed_forward = self.feed_forward()?;
+        let ropes = self.ropes(attention.key_dim)?;
+        let rotates = self.rotating_layers(num_layers)?;
+        let windows = self.windows(&rotates)?;
+        let layer = |(window, rotates): (Option<usize>, bool)| {
+            let local = self.arch.local_rope && window.is_some();
+            let rotates =
+                rotates && (self.arch.rope_layers != RopeLayers::Sliding || window.is_some());
+            LayerConfig {
+                mixer: MixerConfig::Attention(AttentionConfig {
+                    window,
+                    rope: rotates.then_some(usize::from(local)),
+                    ..attention.clone()
+                }),
+                feed_forward: feed_forward.clone(),
+                norms: self.arch.norms,
+            }
+        };
+        let layers = windows.into_iter().zip(rotates).map(layer).collect();
+        Ok((ropes, layers))
+    }
+
+    fn num_layers(&self) -> Result<usize> {
+        let all = self.size(&keys::NUM_LAYERS)?;
+        // GGUF counts layers that predict further tokens, `config.json` does not.
+        let predict = if self.is_hf() {
+            0
+        } else {
+            self.num_predict_layers()?
+        };
+        match all.checked_sub(predict) {
+            Some(count @ 1..=MAX_LAYERS) => Ok(count),
+            _ => Err(Error::invalid(format!(
+                "{all} layers, {predict} of them to predict further tokens: between 1 and {MAX_LAYERS} others are believed"
+            ))),
+        }
+    }
+
+    fn num_predict_layers(&self) -> Result<usize> {
+        match self.find_number(&keys::NUM_PREDICT_LAYERS)? {
+            None => Ok(0),
+            Some(count) if count.fract() == 0.0 && (0.0..=64.0).contains(&count) => {
+                Ok(count as usize)
+            }
+            Some(count) => Err(Error::invalid(format!(
+                "`{}` is {count}, expected a small number of layers",
+                self.name(&keys::NUM_PREDICT_LAYERS)
+            ))),
+        }
+    }
+
+    fn norm(&self) -> Result<NormConfig> {
+        Ok(NormConfig {
+            kind: self.arch.norm,
+            eps: self.positive(match self.arch.norm {
+                NormKind::Rms => &keys::RMS_NORM_EPS,
+                NormKind::Layer { .. } => &keys::LAYER_NORM_EPS,
+            })? as f32,
+            offset: if self.arch.zero_centred_norms && self.is_hf() {
+                1.0
+            } else {
+                0.0
+            },
+        })
+    }
+
+    fn vocab_size(&self) -> Result<usize> {
+        // The tensor's shape is the truth; a padded table is larger than the tokenizer.
+        let name = if self.is_hf() {
+            "embed_tokens.weight"
+        } else {
+            "token_embd.weight"
+        };
+        let table = self
+            .weights
+            .tensors()
+            .iter()
+            .find(|t| t.name.ends_with(name) && t.shape.len() == 2);
+        match (table, self.is_hf()) {
+            (Some(table), false) => Ok(table.shape[0]),
+            (None, false) => Err(Error::invalid(
+                "no tensor `token_embd.weight` `[vocab, hidden]` in the file",
+            )),
+            _ => self.size(&keys::VOCAB_SIZE),
+        }
+    }
+
+    fn tied_head(&self) -> Option<bool> {
+        self.is_hf().then(|| {
+            self.hf("tie_word_embeddings")
+                .and_then(Value::as_bool)
+                .unwrap_or(self.arch.tied_by_default)
+        })
+    }
+}

@@ -1,0 +1,233 @@
+//! Rotations: which layers rotate, by what frequencies.
+
+use serde_json::Value;
+
+use super::source::{Reader, Source};
+use crate::error::{Error, Result};
+use crate::formats::TensorSource;
+use crate::formats::gguf::Metadata;
+use crate::model::arch::keys::{self, Key};
+use crate::model::arch::rules::RopeLayers;
+use crate::model::config::{LongRope, RopeConfig};
+use crate::model::rope::{Context, RopeScaling, Yarn, read_scaling, scaled_frequencies};
+
+/// The rotation of full and of sliding layers.
+#[derive(Clone, Copy)]
+enum Kind {
+    Full,
+    Sliding,
+}
+
+impl Kind {
+    /// Its name in `rope_parameters` of newer files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Full => "full_attention",
+            Self::Sliding => "sliding_attention",
+        }
+    }
+
+    fn theta(self) -> &'static Key {
+        match self {
+            Self::Full => &keys::ROPE_THETA,
+            Self::Sliding => &keys::ROPE_LOCAL_THETA,
+        }
+    }
+}
+
+impl Reader<'_> {
+    /// The rotation of most layers, and behind it that of sliding ones where it is another.
+    pub(super) fn ropes(&self, head_dim: usize) -> Result<Vec<RopeConfig>> {
+        let mut ropes = vec![self.rope(Kind::Full, head_dim)?];
+        if self.arch.local_rope {
+            ropes.push(self.rope(Kind::Sliding, head_dim)?);
+        }
+        Ok(ropes)
+    }
+
+    /// Which layers rotate, as far as that does not hang on their window.
+    pub(super) fn rotating_layers(&self, num_layers: usize) -> Result<Vec<bool>> {
+        if self.arch.rope_layers != RopeLayers::Listed {
+            return Ok(vec![true; num_layers]);
+        }
+        let Some(list) = self.hf("no_rope_layers").and_then(Value::as_array) else {
+            let interval = self.size(&keys::NO_ROPE_INTERVAL)?;
+            let rotates = |layer: usize| !(layer + 1).is_multiple_of(interval);
+            return Ok((0..num_layers).map(rotates).collect());
+        };
+        if list.len() < num_layers {
+            return Err(Error::invalid(format!(
+                "`no_rope_layers` has {} entries for {num_layers} layers",
+                list.len()
+            )));
+        }
+        let flag = |value: &Value| match value.as_i64() {
+            Some(0) => Ok(false),
+            Some(1) => Ok(true),
+            _ => Err(Error::invalid(format!(
+                "`no_rope_layers` holds {value}, expected 0 or 1"
+            ))),
+        };
+        list[..num_layers].iter().map(flag).collect()
+    }
+
+    /// A field of `rope_scaling` or `rope_parameters`, which is not split by layer type.
+    pub(super) fn rope_parameter(&self, key: &str) -> Option<&Value> {
+        let objects = [self.hf("rope_scaling"), self.hf("rope_parameters")];
+        let found = objects.into_iter().flatten().find_map(|o| o.get(key));
+        found.filter(|value| !value.is_null())
+    }
+
+    /// The context before it was stretched. As in the reference, a field of the whole model (or its class's default) wins over one
+    /// among the rotary parameters.
+    pub(super) fn original_context(&self) -> Result<usize> {
+        let original = self.scaling_context()?.original_in(self.rope_object());
+        if original.fract() != 0.0 || !(1.0..=1e12).contains(&original) {
+            return Err(Error::invalid(format!(
+                "the original context is {original}, expected a number of tokens"
+            )));
+        }
+        Ok(original as usize)
+    }
+
+    fn rope_object(&self) -> Option<&Value> {
+        self.hf("rope_scaling")
+            .or_else(|| self.hf("rope_parameters"))
+    }
+
+    fn scaling_context(&self) -> Result<Context> {
+        Ok(Context {
+            original: self.find_positive(&keys::ORIGINAL_CONTEXT)?,
+            longest: self.positive(&keys::MAX_CONTEXT)?,
+        })
+    }
+
+    fn rope(&self, kind: Kind, head_dim: usize) -> Result<RopeConfig> {
+        let all = self.hf("rope_parameters");
+        // Newer files: one object, or one object per layer type.
+        let nested = all.and_then(|p| p.get(kind.name()));
+        let parameters = nested.or(all);
+        let scaled = matches!(kind, Kind::Full);
+        let theta = self.theta(kind, parameters.filter(|_| scaled || nested.is_some()))?;
+        let scaling = match &self.source {
+            Source::Hf(_) if nested.is_some() => read_scaling(nested, &self.scaling_context()?)?,
+            Source::Hf(_) if scaled => read_scaling(self.rope_object(), &self.scaling_context()?)?,
+            Source::Gguf { metadata, prefix } if scaled => self.gguf_scaling(metadata, prefix)?,
+            _ => RopeScaling::None,
+        };
+        let share = parameters
+            .and_then(|p| p.get("partial_rotary_factor"))
+            .and_then(Value::as_f64);
+        let share = match share {
+            Some(share) => share,
+            None => self.find_number(&keys::PARTIAL_ROTARY)?.unwrap_or(1.0),
+        };
+        let dim = match (self.find_size(&keys::ROTARY_DIM)?, &scaling) {
+            // The share is part of the rule, which rotates whole heads.
+            (_, RopeScaling::Proportional { .. }) => head_dim,
+            (Some(dim), _) => dim,
+            (None, _) => (head_dim as f64 * share) as usize,
+        };
+        // The reference rounds an odd part of a head up to whole pairs.
+        if dim == 0 || dim.next_multiple_of(2) > head_dim {
+            return Err(Error::invalid(format!(
+                "{dim} rotated elements in a head of {head_dim}: expected whole pairs in it"
+            )));
+        }
+        let rope = scaled_frequencies(theta, dim, &scaling)?;
+        Ok(RopeConfig {
+            frequencies: rope.frequencies,
+            magnitude: rope.magnitude,
+            long: rope
+                .long
+                .map(|(frequencies, above)| LongRope { frequencies, above }),
+            pairing: if self.is_hf() {
+                self.arch.hf_pairing
+            } else {
+                self.arch.gguf_pairing
+            },
+        })
+    }
+
+    fn theta(&self, kind: Kind, parameters: Option<&Value>) -> Result<f64> {
+        // Older and newer places: both exist in real files, `rope_scaling` holds one now and then.
+        let scaling = self
+            .hf("rope_scaling")
+            .filter(|_| matches!(kind, Kind::Full));
+        let nested = [scaling, parameters].into_iter().flatten();
+        let found = nested
+            .filter_map(|p| p.get("rope_theta"))
+            .find_map(Value::as_f64);
+        match found {
+            Some(theta) if theta.is_finite() && theta > 0.0 => Ok(theta),
+            Some(theta) => Err(Error::invalid(format!(
+                "`rope_theta` is {theta}, expected a positive number"
+            ))),
+            None => self
+                .positive(kind.theta())
+                .or_else(|_| self.positive(&keys::ROPE_THETA)),
+        }
+    }
+
+    fn gguf_scaling(&self, metadata: &Metadata, prefix: &str) -> Result<RopeScaling> {
+        if let Some(divisors) = self.rope_tensor("rope_freqs.weight")? {
+            return Ok(RopeScaling::Divisors(divisors));
+        }
+        let number = |key: &str| metadata.find_f64(&format!("{prefix}.rope.scaling.{key}"));
+        let magnitude = number("attn_factor")?.filter(|x| *x > 0.0);
+        let context = self.scaling_context()?;
+        let short = self.rope_tensor("rope_factors_short.weight")?;
+        let long = self.rope_tensor("rope_factors_long.weight")?;
+        if let (Some(short), Some(long)) = (short, long) {
+            return Ok(RopeScaling::Long {
+                short,
+                long,
+                original: context.original_in(None),
+                magnitude: magnitude.unwrap_or(1.0) as f32,
+            });
+        }
+        let kind = metadata.find_str(&format!("{prefix}.rope.scaling.type"))?;
+        let older = metadata.find_f64(&format!("{prefix}.rope.scale_linear"))?;
+        match (kind, number("factor")?.or(older).filter(|f| *f > 0.0)) {
+            (None | Some("none" | "linear"), None) | (Some("none"), _) => Ok(RopeScaling::None),
+            (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some("yarn"), Some(factor)) => {
+                // llama.cpp's loader: the multiplier is `mscale_all_dim`, beside an `mscale` of 1.
+                let all_dim = number("yarn_log_multiplier")?.filter(|x| *x != 0.0);
+                Ok(RopeScaling::Yarn(Yarn {
+                    factor,
+                    original: context.original_in(None),
+                    beta_fast: number("yarn_beta_fast")?
+                        .filter(|x| *x > 0.0)
+                        .unwrap_or(32.0),
+                    beta_slow: number("yarn_beta_slow")?
+                        .filter(|x| *x > 0.0)
+                        .unwrap_or(1.0),
+                    truncate: true,
+                    magnitude: (Yarn::magnitude(factor, all_dim.map(|all| (1.0, all)))
+                        * magnitude.unwrap_or(1.0)) as f32,
+                }))
+            }
+            (Some(other), _) => Err(Error::unsupported(format!(
+                "rope scaling `{other}` without its numbers is not supported"
+            ))
+            .with_hint("supported are `linear`, `yarn`, and the factors of Llama 3 and LongRoPE")),
+        }
+    }
+
+    /// A list of numbers that a GGUF file keeps as a tensor.
+    fn rope_tensor(&self, name: &str) -> Result<Option<Vec<f32>>> {
+        let Some(tensor) = self.weights.find(name) else {
+            return Ok(None);
+        };
+        let mut values = vec![0.0; tensor.info.num_elements()];
+        let bytes = tensor.bytes.as_slice();
+        tensor.info.encoding.decode_row(bytes, &mut values)?;
+        if values.iter().any(|x| !(x.is_finite() && *x > 0.0)) {
+            return Err(Error::invalid(format!(
+                "`{name}` holds a number that is not positive"
+            )));
+        }
+        Ok(Some(values))
+    }
+}

@@ -1,0 +1,125 @@
+//! Access to a container's own description: fields by the rows of `arch/keys.rs`.
+
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+use crate::formats::Weights;
+use crate::formats::gguf::Metadata;
+use crate::model::arch::keys::Key;
+use crate::model::arch::table::Architecture;
+
+/// Larger than any width or count of a model; a bound for what a file may make us allocate.
+const MAX_WIDTH: usize = 1 << 24;
+
+/// Where fields come from.
+pub(super) enum Source<'a> {
+    Hf(Value),
+    Gguf {
+        metadata: &'a Metadata,
+        prefix: String,
+    },
+}
+
+/// A description, read by the rules of an architecture.
+pub(super) struct Reader<'a> {
+    pub source: Source<'a>,
+    pub arch: &'static Architecture,
+    pub weights: &'a Weights,
+}
+
+impl Reader<'_> {
+    pub(super) fn is_hf(&self) -> bool {
+        matches!(self.source, Source::Hf(_))
+    }
+
+    pub(super) fn hf(&self, key: &str) -> Option<&Value> {
+        match &self.source {
+            Source::Hf(json) => json.get(key).filter(|v| !v.is_null()),
+            Source::Gguf { .. } => None,
+        }
+    }
+
+    /// A number as it stands in the file, or the class's default.
+    pub(super) fn find_number(&self, key: &Key) -> Result<Option<f64>> {
+        let found = match &self.source {
+            Source::Hf(json) => {
+                match key
+                    .hf
+                    .iter()
+                    .find_map(|name| Some((*name, json.get(name)?)))
+                {
+                    // As for the class: null is no number, and not its default either.
+                    Some((_, Value::Null)) => return Ok(None),
+                    Some((name, value)) => Some(value.as_f64().ok_or_else(|| {
+                        Error::invalid(format!("`{name}` is {value}, expected a number"))
+                    })?),
+                    None => None,
+                }
+            }
+            Source::Gguf { metadata, prefix } => match key.gguf {
+                Some(suffix) => metadata.find_f64(&format!("{prefix}.{suffix}"))?,
+                None => None,
+            },
+        };
+        Ok(found.or_else(|| key.hf.iter().find_map(|name| self.arch.default_of(name))))
+    }
+
+    pub(super) fn name<'k>(&self, key: &'k Key) -> &'k str {
+        if self.is_hf() {
+            key.hf[0]
+        } else {
+            key.gguf.unwrap_or(key.hf[0])
+        }
+    }
+
+    pub(super) fn missing(&self, key: &Key) -> Error {
+        Error::invalid(format!("the model does not say its `{}`", self.name(key)))
+    }
+
+    /// A count or width: a whole number from 1 to [`MAX_WIDTH`].
+    pub(super) fn find_size(&self, key: &Key) -> Result<Option<usize>> {
+        match self.find_number(key)? {
+            None => Ok(None),
+            Some(x) if x.fract() == 0.0 && (1.0..=MAX_WIDTH as f64).contains(&x) => {
+                Ok(Some(x as usize))
+            }
+            Some(x) => {
+                let name = self.name(key);
+                Err(Error::invalid(format!(
+                    "`{name}` is {x}, expected a whole number from 1 to {MAX_WIDTH}"
+                )))
+            }
+        }
+    }
+
+    pub(super) fn size(&self, key: &Key) -> Result<usize> {
+        self.find_size(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    pub(super) fn find_positive(&self, key: &Key) -> Result<Option<f64>> {
+        match self.find_number(key)? {
+            Some(x) if !(x.is_finite() && x > 0.0) => Err(Error::invalid(format!(
+                "`{}` is {x}, expected a positive number",
+                self.name(key)
+            ))),
+            other => Ok(other),
+        }
+    }
+
+    /// A factor; zero and negative ones in GGUF files mean that it was not published.
+    pub(super) fn find_multiplier(&self, key: &Key) -> Result<Option<f64>> {
+        if self.is_hf() {
+            return self.find_positive(key);
+        }
+        Ok(self.find_number(key)?.filter(|x| x.is_finite() && *x > 0.0))
+    }
+
+    /// [`Self::find_multiplier`] as the forward pass wants it: 1 without one.
+    pub(super) fn multiplier(&self, key: &Key) -> Result<f32> {
+        Ok(self.find_multiplier(key)?.unwrap_or(1.0) as f32)
+    }
+
+    pub(super) fn positive(&self, key: &Key) -> Result<f64> {
+        self.find_positive(key)?.ok_or_else(|| self.missing(key))
+    }
+}

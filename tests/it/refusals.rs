@@ -1,0 +1,276 @@
+//! Checkpoints that are not what they say: refused before anything is computed, with the tensor's or the field's name.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use oxydllm::error::Error;
+use oxydllm::formats::open;
+use oxydllm::model::{LoadOptions, load, read_config, weigh};
+use oxydllm::nn::WeightPath;
+use oxydllm::ops::{Context, CpuLevel};
+use oxydllm::threads::Pool;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde_json::Value;
+
+/// Dtype, shape and bytes.
+type Tensor = (Dtype, Vec<usize>, Vec<u8>);
+
+/// A fixture in a folder of its own, to be spoilt.
+struct Copy {
+    folder: tempfile::TempDir,
+    tensors: BTreeMap<String, Tensor>,
+    config: Value,
+}
+
+impl Copy {
+    fn of(name: &str) -> Self {
+        let source = fixture(name);
+        let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
+        let read = SafeTensors::deserialize(&bytes).unwrap();
+        let owned =
+            |t: &TensorView<'_>| -> Tensor { (t.dtype(), t.shape().to_vec(), t.data().to_vec()) };
+        let config = std::fs::read(source.join("config.json")).unwrap();
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+            tensors: read
+                .iter()
+                .map(|(name, t)| (name.to_owned(), owned(&t)))
+                .collect(),
+            config: serde_json::from_slice(&config).unwrap(),
+        }
+    }
+
+    fn write(&self) -> &Path {
+        let path = self.folder.path();
+        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
+            (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        });
+        safetensors::serialize_to_file(views, None, &path.join("model.safetensors")).unwrap();
+        std::fs::write(path.join("config.json"), self.config.to_string()).unwrap();
+        path
+    }
+
+    fn load(&self) -> Result<(), Error> {
+        let ctx = Context::cpu(Arc::new(Pool::new(2)), CpuLevel::detect());
+        load(&ctx, self.write(), LoadOptions::default()).map(|_| ())
+    }
+
+    /// What loading says against it.
+    fn refusal(&self) -> String {
+        self.load().unwrap_err().chain()
+    }
+}
+
+fn fixture(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    root.join("tests/fixtures/models").join(name)
+}
+
+#[test]
+fn a_copy_that_nobody_spoilt_loads() {
+    for name in [
+        "mistral_window",
+        "granite_scales",
+        "cohere2_parallel",
+        "phi3_long",
+    ] {
+        Copy::of(name).load().unwrap();
+    }
+}
+
+#[test]
+fn a_missing_tensor_of_any_kind_is_named() {
+    let all = Copy::of("granite_scales").tensors;
+    for name in all.keys() {
+        let mut copy = Copy::of("granite_scales");
+        copy.tensors.remove(name);
+        let refusal = copy.refusal();
+        assert!(
+            refusal.contains(&format!("no tensor `{name}`")),
+            "{name}: {refusal}"
+        );
+    }
+}
+
+#[test]
+fn a_missing_fused_tensor_is_named_by_one_of_its_parts() {
+    let mut copy = Copy::of("phi3_long");
+    copy.tensors
+        .remove("model.layers.1.self_attn.qkv_proj.weight");
+    let refusal = copy.refusal();
+    assert!(
+        refusal.contains("no tensor `model.layers.1.self_attn.q_proj.weight`"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn an_extra_tensor_is_named_and_a_tower_is_not_read() {
+    let mut copy = Copy::of("mistral_window");
+    let nan = (
+        Dtype::F32,
+        vec![2],
+        [f32::NAN.to_le_bytes(), f32::NAN.to_le_bytes()].concat(),
+    );
+    copy.tensors
+        .insert("vision_tower.patch.weight".to_owned(), nan.clone());
+    copy.tensors
+        .insert("mtp.layers.0.weight".to_owned(), nan.clone());
+    copy.load().unwrap();
+    copy.tensors
+        .insert("model.layers.1.self_attn.q_proj.bias".to_owned(), nan);
+    let refusal = copy.refusal();
+    assert!(
+        refusal.contains("1 tensors that a Mistral model does not use, such as `model.layers.1.self_attn.q_proj.bias`"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn a_wrongly_shaped_tensor_is_named_with_both_shapes() {
+    for (name, shape) in [
+        ("model.layers.0.self_attn.k_proj.weight", vec![24, 30]),
+        ("model.layers.1.mlp.down_proj.weight", vec![960]),
+        ("model.norm.weight", vec![4, 6]),
+        ("lm_head.weight", vec![24, 288]),
+    ] {
+        let mut copy = Copy::of("mistral_window");
+        let tensor = copy.tensors.get_mut(name).unwrap();
+        let right = std::mem::replace(&mut tensor.1, shape.clone());
+        let refusal = copy.refusal();
+        let expected = format!("tensor `{name}` has shape {shape:?}, expected {right:?}");
+        assert!(refusal.contains(&expected), "{refusal}");
+    }
+}
+
+#[test]
+fn a_float_that_is_none_is_named_with_its_place_in_matrices_and_vectors() {
+    let at = 77;
+    let spoilt = [
+        (
+            "mistral_window",
+            "model.embed_tokens.weight",
+            0x7fc0_u16,
+            "NaN",
+        ),
+        (
+            "mistral_window",
+            "model.layers.1.mlp.up_proj.weight",
+            0x7f80,
+            "inf",
+        ),
+        ("mistral_window", "lm_head.weight", 0xff80, "-inf"),
+        (
+            "phi3_long",
+            "model.layers.0.self_attn.qkv_proj.weight",
+            0xffff,
+            "NaN",
+        ),
+    ];
+    for (fixture, name, bits, shown) in spoilt {
+        let mut copy = Copy::of(fixture);
+        let bytes = &mut copy.tensors.get_mut(name).unwrap().2;
+        bytes[2 * at..2 * at + 2].copy_from_slice(&bits.to_le_bytes());
+        let refusal = copy.refusal();
+        let expected = format!("tensor `{name}` holds {shown} at element {at}");
+        assert!(refusal.contains(&expected), "{refusal}");
+    }
+    let mut copy = Copy::of("granite_scales");
+    let name = "model.layers.1.self_attn.o_proj.bias";
+    copy.tensors.get_mut(name).unwrap().2[6..8].copy_from_slice(&0x7fc0_u16.to_le_bytes());
+    let refusal = copy.refusal();
+    assert!(
+        refusal.contains(&format!("tensor `{name}` holds NaN at element 3")),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn weighing_finds_wrong_tensors_before_anything_is_read() {
+    let mut copy = Copy::of("mistral_window");
+    copy.tensors.remove("model.layers.1.mlp.up_proj.weight");
+    let path = copy.write();
+    let weights = open(path).unwrap();
+    let config = read_config(&weights, path).unwrap();
+    let refusal = weigh(&weights, &config, WeightPath::Fast)
+        .unwrap_err()
+        .chain();
+    assert!(
+        refusal.contains("no tensor `model.layers.1.mlp.up_proj.weight`"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn a_description_that_this_build_cannot_follow_is_refused_with_its_field() {
+    let spoilt: [(&str, &str, Value, &str); 8] = [
+        (
+            "mistral_window",
+            "architectures",
+            serde_json::json!(["MambaForCausalLM"]),
+            "`MambaForCausalLM` is not supported",
+        ),
+        (
+            "mistral_window",
+            "hidden_act",
+            "relu".into(),
+            "activation `relu`",
+        ),
+        (
+            "mistral_window",
+            "rope_scaling",
+            serde_json::json!({"type": "ntk", "factor": 2.0}),
+            "rope scaling `ntk`",
+        ),
+        (
+            "mistral_window",
+            "num_key_value_heads",
+            2.into(),
+            "3 query heads cannot share 2",
+        ),
+        (
+            "mistral_window",
+            "head_dim",
+            9.into(),
+            "9 rotated elements in a head of 9",
+        ),
+        (
+            "phi3_long",
+            "rope_scaling",
+            serde_json::json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0, 3.0]}),
+            "has 1 divisors, expected 3",
+        ),
+        (
+            "smollm3_rope",
+            "no_rope_layers",
+            serde_json::json!([1, 1]),
+            "`no_rope_layers` has 2 entries for 4 layers",
+        ),
+        (
+            "gemma2_caps",
+            "layer_types",
+            serde_json::json!(["full_attention", "full_attention", "linear_attention"]),
+            "layer type \"linear_attention\"",
+        ),
+    ];
+    for (fixture, key, value, expected) in spoilt {
+        let mut copy = Copy::of(fixture);
+        copy.config[key] = value;
+        let refusal = copy.refusal();
+        assert!(refusal.contains(expected), "{fixture} {key}: {refusal}");
+    }
+}
+
+#[test]
+fn a_head_of_its_own_is_used_although_the_file_calls_it_tied() {
+    let mut copy = Copy::of("mistral_window");
+    copy.config["tie_word_embeddings"] = true.into();
+    copy.load().unwrap();
+    copy.tensors.remove("lm_head.weight");
+    copy.load().unwrap();
+    copy.config["tie_word_embeddings"] = false.into();
+    let refusal = copy.refusal();
+    assert!(refusal.contains("no tensor `lm_head.weight`"), "{refusal}");
+}
