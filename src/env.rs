@@ -79,6 +79,8 @@ variables! {
     DEVICES = "OXYDLLM_DEVICES", Allowed::Numbers, "the first GPU", "GPU to compute on, in builds for one.";
     ALLOW_CPU = "OXYDLLM_ALLOW_CPU", Allowed::Switch, "off", "Lets a GPU build compute on the CPU where no GPU can be used.";
     CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx512", "neon", "neon-dotprod"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results. A level that the CPU lacks is an error.";
+    GDN_DEBUG = "OXYDLLM_GDN_DEBUG", Allowed::Switch, "off", "Looks for values that are not finite after each stage of a delta rule layer, and warns of them.";
+    GDN_CHUNK = "OXYDLLM_GDN_CHUNK", Allowed::AtLeast(1), "64", "Tokens of a prompt that a delta rule layer takes through a part of its memory in one go; never changes results.";
     HF_TOKEN = "HF_TOKEN", Allowed::Text, "none", "Token for gated and private repositories of the hub.";
     HUGGING_FACE_HUB_TOKEN = "HUGGING_FACE_HUB_TOKEN", Allowed::Text, "none", "Older name of `HF_TOKEN`, read after it.";
     HF_ENDPOINT = "HF_ENDPOINT", Allowed::Url, "https://huggingface.co", "Base address of the hub or of a mirror of it.";

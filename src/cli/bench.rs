@@ -12,7 +12,7 @@ use super::Printer;
 use super::args::BenchArgs;
 use super::load::{context, locate};
 use crate::error::{Error, Result};
-use crate::kv::{BLOCK_TOKENS, KvCache};
+use crate::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use crate::memory;
 use crate::model::plan::CHUNK_TOKENS;
 use crate::model::{Batch, LoadOptions, Sequence, Transformer, load};
@@ -174,10 +174,8 @@ impl<'a> Run<'a> {
     /// For `batch` prompts of `prompt_len` tokens and as many more as `more`.
     fn new(bench: &Bench<'a>, batch: usize, prompt_len: usize, more: usize) -> Self {
         let per = (prompt_len + more).div_ceil(BLOCK_TOKENS) as u32;
-        let kv = KvCache::new(
-            &bench.transformer.config().page_shapes(),
-            batch * per as usize,
-        );
+        let shape = bench.transformer.config().cache_shape();
+        let kv = KvCache::new(&shape, batch * per as usize, batch);
         let tables = (0..batch as u32)
             .map(|i| (i * per..(i + 1) * per).collect())
             .collect();
@@ -206,10 +204,12 @@ impl<'a> Run<'a> {
         let sequences = tokens
             .iter()
             .zip(&self.tables)
-            .map(|(tokens, table)| Sequence {
+            .zip(0..)
+            .map(|((tokens, table), slot)| Sequence {
                 tokens: tokens.to_vec(),
                 first_position: self.length,
                 block_table: table.clone(),
+                state: StateUse::own(slot, self.length),
                 num_logits,
                 is_long: self.is_long,
             })

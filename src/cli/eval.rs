@@ -15,7 +15,7 @@ use super::args::EvalArgs;
 use super::load::{context, locate};
 use crate::error::{Error, Result};
 use crate::host::TextParts;
-use crate::kv::{BLOCK_TOKENS, KvCache};
+use crate::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use crate::model::plan::CHUNK_TOKENS;
 use crate::model::{Batch, LoadOptions, LoadedModel, Sequence, Transformer, load};
 use crate::nn::WeightPath;
@@ -99,7 +99,7 @@ impl<'a> Run<'a> {
     /// For a prompt of `prompt_len` tokens and as many more as `more`.
     fn new(ctx: &'a Context, transformer: &'a Transformer, prompt_len: usize, more: usize) -> Self {
         let blocks = (prompt_len + more).div_ceil(BLOCK_TOKENS);
-        let kv = KvCache::new(&transformer.config().page_shapes(), blocks);
+        let kv = KvCache::new(&transformer.config().cache_shape(), blocks, 1);
         Self {
             ctx,
             transformer,
@@ -116,6 +116,7 @@ impl<'a> Run<'a> {
             tokens: tokens.to_vec(),
             first_position: self.length,
             block_table: self.block_table.clone(),
+            state: StateUse::own(0, self.length),
             num_logits,
             is_long: self.is_long,
         };

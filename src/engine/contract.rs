@@ -9,9 +9,9 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use super::scheduler::{Budget, Limits, Part, Scheduler, SeqId, Step};
+use super::scheduler::{Budget, Limits, Part, Scheduler, SeqId, StateLimits, Step};
 use crate::error::{Error, Result};
-use crate::kv::{BLOCK_TOKENS, KvCache, PageShape};
+use crate::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use crate::model::{Batch, ModelConfig, Sequence, Transformer};
 use crate::ops::{Context, Tensor};
 
@@ -21,6 +21,10 @@ const CONTINUATION: usize = 24;
 const OTHERS_LENGTH: usize = 60;
 /// Tokens of a step where nothing else is said.
 const WHOLE: usize = 1 << 20;
+/// State slots of a sequence by itself and its copies.
+const SLOTS: usize = 16;
+/// Blocks between two copies of a recurrent state.
+const STATE_INTERVAL: usize = 3;
 
 /// A condition that must not change a bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -139,7 +143,7 @@ impl Reference {
                 rows: Rows::new(),
             };
             let blocks = probe.num_blocks();
-            let mut drive = Drive::new(subject, ctx, blocks, WHOLE);
+            let mut drive = Drive::new(subject, ctx, blocks, SLOTS, WHOLE);
             let (rows, continuation) = drive.run(&probe, &[], &[])?;
             (probe.rows, probe.continuation) = (rows, continuation);
             Ok(probe)
@@ -178,7 +182,7 @@ impl Reference {
         condition: String,
     ) -> Result<Finding> {
         self.compare(condition, |probe| {
-            let mut drive = Drive::new(subject, ctx, probe.num_blocks(), WHOLE);
+            let mut drive = Drive::new(subject, ctx, probe.num_blocks(), SLOTS, WHOLE);
             Ok(drive.run(probe, &[], &[])?.0)
         })
     }
@@ -261,9 +265,12 @@ impl Probe {
         let vocab = subject.config().vocab_size;
         let own = self.num_blocks();
         match clause {
-            Clause::Chunks(size) => Ok(Drive::new(subject, ctx, own, size).run(self, &[], &[])?.0),
+            Clause::Chunks(size) => {
+                let mut drive = Drive::new(subject, ctx, own, SLOTS, size);
+                Ok(drive.run(self, &[], &[])?.0)
+            }
             Clause::ShuffledBlocks => {
-                let mut drive = Drive::new(subject, ctx, own + 13, WHOLE);
+                let mut drive = Drive::new(subject, ctx, own + 13, SLOTS + 7, WHOLE);
                 drive.shuffle();
                 Ok(drive.run(self, &[], &[])?.0)
             }
@@ -271,22 +278,38 @@ impl Probe {
                 let other = |i: usize| tokens(100 + i as u64, 1 + i * 7 % 40, vocab);
                 let others: Vec<Vec<u32>> = (0..count).map(other).collect();
                 let (older, younger) = others.split_at(count / 2);
-                let mut drive = Drive::new(subject, ctx, own + count * 5, WHOLE);
+                let mut drive = Drive::new(subject, ctx, own + count * 5, SLOTS + count, WHOLE);
                 Ok(drive.run(self, older, younger)?.0)
             }
             Clause::CachedPrompt => {
-                let mut drive = Drive::new(subject, ctx, own * 2, WHOLE);
+                let mut drive = Drive::new(subject, ctx, own * 2, SLOTS, WHOLE);
                 drive.run(self, &[], &[])?;
-                Ok(drive.run(self, &[], &[])?.0)
+                self.run_cached(&mut drive, self.prompt.len())
             }
             Clause::CachedHalf => {
-                let mut other = self.prompt[..self.prompt.len() / 2].to_vec();
-                other.extend(tokens(7, 5, vocab));
-                let mut drive = Drive::new(subject, ctx, own * 3, WHOLE);
-                drive.run_other(other, self.is_long)?;
-                Ok(drive.run(self, &[], &[])?.0)
+                let half = self.prompt.len() / 2;
+                let mut drive = Drive::new(subject, ctx, own * 3, SLOTS, WHOLE);
+                // The second finds out where prompts part, and a recurrent state is kept there.
+                for seed in [7, 8] {
+                    let mut other = self.prompt[..half].to_vec();
+                    other.extend(tokens(seed, 5, vocab));
+                    drive.run_other(other, self.is_long)?;
+                }
+                self.run_cached(&mut drive, half)
             }
             Clause::Preempted => self.run_preempted(subject, ctx, vocab),
+        }
+    }
+
+    /// Runs the probe when the cache has `shared` of its tokens.
+    fn run_cached(&self, drive: &mut Drive<'_>, shared: usize) -> Result<Rows> {
+        let (rows, _) = drive.run(self, &[], &[])?;
+        let cached = shared.min(self.prompt.len() - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        match rows.first_key_value() {
+            Some((first, _)) if *first == cached => Ok(rows),
+            found => Err(Error::internal(format!(
+                "{cached} tokens are in the cache, but the first that was computed is {found:?}"
+            ))),
         }
     }
 
@@ -296,7 +319,7 @@ impl Probe {
             return Ok(Rows::new());
         }
         let blocks = self.prompt.len().div_ceil(BLOCK_TOKENS) + 2;
-        let mut drive = Drive::new(subject, ctx, blocks, WHOLE);
+        let mut drive = Drive::new(subject, ctx, blocks, 3, WHOLE);
         let older = tokens(9, BLOCK_TOKENS - 1, vocab);
         let (rows, _) = drive.run(self, &[older], &[])?;
         if drive.preemptions == 0 {
@@ -317,41 +340,56 @@ struct Drive<'a> {
     budget: Budget,
     /// Where each block of the scheduler really lies.
     places: Vec<u32>,
+    /// The same of its state slots.
+    slot_places: Vec<u32>,
     next_id: SeqId,
     preemptions: usize,
 }
 
 impl<'a> Drive<'a> {
+    /// With blocks and, where the model has recurrent layers, state slots for so many sequences and copies.
     fn new(
         subject: &'a dyn Subject,
         ctx: &'a Context,
         num_blocks: usize,
+        num_slots: usize,
         step_tokens: usize,
     ) -> Self {
-        let shapes: Vec<PageShape> = subject.config().page_shapes();
+        let shape = subject.config().cache_shape();
+        let num_slots = if shape.states.is_empty() {
+            0
+        } else {
+            num_slots
+        };
         Self {
             subject,
             ctx,
-            kv: KvCache::new(&shapes, num_blocks),
+            kv: KvCache::new(&shape, num_blocks, num_slots),
             scheduler: Scheduler::new(Limits {
                 num_blocks,
                 max_num_seqs: 64,
+                states: (num_slots > 0).then_some(StateLimits {
+                    num_slots,
+                    interval: STATE_INTERVAL,
+                }),
             }),
             budget: Budget {
                 tokens: step_tokens,
                 beside_decodes: step_tokens,
             },
             places: (0..num_blocks as u32).collect(),
+            slot_places: (0..num_slots as u32).collect(),
             next_id: 1,
             preemptions: 0,
         }
     }
 
-    /// Scatters the blocks.
+    /// Scatters blocks and slots.
     fn shuffle(&mut self) {
-        let count = self.places.len();
-        for i in (1..count).rev() {
-            self.places.swap(i, (i * 7919 + 5) % (i + 1));
+        for places in [&mut self.places, &mut self.slot_places] {
+            for i in (1..places.len()).rev() {
+                places.swap(i, (i * 7919 + 5) % (i + 1));
+            }
         }
     }
 
@@ -435,6 +473,7 @@ impl<'a> Drive<'a> {
                 .iter()
                 .map(place)
                 .collect(),
+            state: self.state(part),
             num_logits: if part.id == own {
                 part.count
             } else {
@@ -444,6 +483,20 @@ impl<'a> Drive<'a> {
         };
         Batch {
             sequences: step.parts.iter().map(sequence).collect(),
+        }
+    }
+
+    fn state(&self, part: &Part) -> StateUse {
+        let state = self.scheduler.state_use(part);
+        if self.slot_places.is_empty() {
+            return state;
+        }
+        let place = |slot: u32| self.slot_places[slot as usize];
+        let saves = state.saves.into_iter();
+        StateUse {
+            from: state.from.map(place),
+            to: place(state.to),
+            saves: saves.map(|(count, slot)| (count, place(slot))).collect(),
         }
     }
 

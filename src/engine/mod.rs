@@ -11,6 +11,7 @@ pub mod request;
 pub mod sampler;
 pub mod scheduler;
 mod sequence;
+mod state;
 mod stats;
 pub mod worker;
 

@@ -9,11 +9,12 @@
 //!   oldest prompt gets at least half of it, the shortest the rest, so that neither long nor short ones starve.
 //! - Waiting sequences are admitted by age while there is room. A few may pass one that does not fit yet, then it has right of
 //!   way. One whose next block is being computed by another sequence waits for that block instead of computing it too.
+//! - With recurrent layers a running sequence has a state slot too, and copies of its state are kept on the way (`state.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sequence::Sequence;
-use crate::kv::{BLOCK_TOKENS, BlockPool};
+use crate::kv::{BLOCK_TOKENS, BlockPool, StatePool, StateUse};
 
 /// How many younger sequences may pass one that does not fit.
 const MAX_BYPASS: usize = 16;
@@ -28,6 +29,17 @@ pub struct Limits {
     pub num_blocks: usize,
     /// Sequences that run at once, at least 1.
     pub max_num_seqs: usize,
+    /// For models with recurrent layers.
+    pub states: Option<StateLimits>,
+}
+
+/// What bounds recurrent states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateLimits {
+    /// Slots for states: one for each running sequence, the others for copies that are kept. At least 1.
+    pub num_slots: usize,
+    /// A copy is kept every so many blocks of a sequence, besides where it is known to be of use. At least 1.
+    pub interval: usize,
 }
 
 /// How many tokens a step may have.
@@ -67,6 +79,9 @@ pub struct Step {
 #[derive(Debug)]
 pub struct Scheduler {
     pool: BlockPool,
+    states: Option<StatePool>,
+    /// Blocks between two copies of a state.
+    interval: usize,
     max_num_seqs: usize,
     sequences: BTreeMap<SeqId, Sequence>,
     waiting: BTreeSet<SeqId>,
@@ -80,6 +95,8 @@ impl Scheduler {
     pub fn new(limits: Limits) -> Self {
         Self {
             pool: BlockPool::new(limits.num_blocks),
+            states: limits.states.map(|s| StatePool::new(s.num_slots.max(1))),
+            interval: limits.states.map_or(1, |s| s.interval.max(1)),
             max_num_seqs: limits.max_num_seqs.max(1),
             sequences: BTreeMap::new(),
             waiting: BTreeSet::new(),
@@ -91,6 +108,11 @@ impl Scheduler {
     /// The block pool, to look at.
     pub fn pool(&self) -> &BlockPool {
         &self.pool
+    }
+
+    /// The pool of recurrent states, to look at.
+    pub fn states(&self) -> Option<&StatePool> {
+        self.states.as_ref()
     }
 
     /// No sequence is left.
@@ -129,7 +151,7 @@ impl Scheduler {
     /// Takes a sequence out, in whatever state it is, and gives its blocks back.
     pub fn remove(&mut self, id: SeqId) {
         if let Some(mut sequence) = self.sequences.remove(&id) {
-            sequence.give_back(&mut self.pool);
+            sequence.give_back(&mut self.pool, self.states.as_mut());
         }
         self.waiting.remove(&id);
         self.running.remove(&id);
@@ -148,6 +170,12 @@ impl Scheduler {
     /// The blocks of a sequence; block i holds positions `16 i..16 i + 16`.
     pub fn block_table(&self, id: SeqId) -> &[u32] {
         &self.sequences[&id].blocks
+    }
+
+    /// Where a part reads and writes the recurrent state of its sequence.
+    pub fn state_use(&self, part: &Part) -> StateUse {
+        let state = self.sequences[&part.id].state.as_ref();
+        state.map_or_else(StateUse::default, |state| state.usage(part.first))
     }
 
     /// How many tokens of the prompt were found in the cache when the sequence was first admitted.
@@ -174,7 +202,23 @@ impl Scheduler {
         self.admit(&mut step);
         self.prompts(left.max(usize::from(step.parts.is_empty())), &mut step);
         step.parts.sort_unstable_by_key(|part| part.id);
+        self.plan_saves(&step);
         step
+    }
+
+    /// Takes slots for copies of states, when everybody who begins to run has one.
+    fn plan_saves(&mut self, step: &Step) {
+        let dead = self.pool.dead_links();
+        let Some(states) = &mut self.states else {
+            return;
+        };
+        dead.into_iter().for_each(|link| states.forget(link));
+        for part in &step.parts {
+            let sequence = self.sequences.get_mut(&part.id).expect("a known sequence");
+            if let Some(state) = &mut sequence.state {
+                state.plan(states, part.first, part.first + part.count, self.interval);
+            }
+        }
     }
 
     /// Takes note that a step was computed, and makes the blocks that it completed known to the cache.
@@ -183,7 +227,14 @@ impl Scheduler {
             let sequence = self.sequences.get_mut(&part.id).expect("a known sequence");
             debug_assert_eq!(sequence.computed, part.first);
             sequence.computed = part.first + part.count;
-            sequence.register(&mut self.pool);
+            if let (Some(states), Some(mut state)) = (&mut self.states, sequence.state.take()) {
+                for save in state.commit(states) {
+                    sequence.register(&mut self.pool, save.0);
+                    state.keep(states, save, sequence.link, self.interval);
+                }
+                sequence.state = Some(state);
+            }
+            sequence.register(&mut self.pool, usize::MAX);
         }
     }
 
@@ -244,7 +295,7 @@ impl Scheduler {
             return false;
         };
         let sequence = self.sequences.get_mut(&youngest).expect("a known sequence");
-        sequence.give_back(&mut self.pool);
+        sequence.give_back(&mut self.pool, self.states.as_mut());
         self.running.remove(&youngest);
         self.waiting.insert(youngest);
         step.parts.retain(|part| part.id != youngest);
@@ -281,13 +332,26 @@ impl Scheduler {
     }
 
     /// Whether a running sequence is about to compute the next block of this waiting one.
-    fn is_computed_by_another(&self, id: SeqId) -> bool {
-        let (link, next) = self.sequences[&id].next_uncached(&self.pool);
-        let same = |other: &SeqId| {
-            let other = &self.sequences[other];
+    fn is_computed_by_another(&mut self, id: SeqId) -> bool {
+        let waiting = &self.sequences[&id];
+        let (link, next) = waiting.next_uncached(&self.pool, self.states.as_ref());
+        if next.is_empty() {
+            return false;
+        }
+        let same = |other: &&SeqId| {
+            let other = &self.sequences[*other];
             other.link == link && other.computes_next(next)
         };
-        !next.is_empty() && self.running.iter().any(same)
+        let Some(other) = self.running.iter().find(same).copied() else {
+            return false;
+        };
+        let common = waiting.common_blocks(&self.sequences[&other]);
+        let other = self.sequences.get_mut(&other).expect("a known sequence");
+        if let Some(state) = &mut other.state {
+            // There this one will go on by itself.
+            state.mark(common);
+        }
+        true
     }
 
     /// Admits a sequence when its prompt fits beside what the running ones still need.
@@ -300,7 +364,9 @@ impl Scheduler {
         // One block more for each of the others, so that they can grow before somebody is preempted.
         let spare = self.running.len();
         let sequence = self.sequences.get_mut(&id).expect("a known sequence");
-        sequence.find_cached(&mut self.pool);
+        if !sequence.find_cached(&mut self.pool, self.states.as_mut()) {
+            return false;
+        }
         let fits = self.pool.num_available() >= promised + spare + sequence.missing_blocks();
         if fits || self.running.is_empty() {
             sequence.note_cached();
@@ -308,7 +374,7 @@ impl Scheduler {
             self.running.insert(id);
             true
         } else {
-            sequence.give_back(&mut self.pool);
+            sequence.give_back(&mut self.pool, self.states.as_mut());
             false
         }
     }

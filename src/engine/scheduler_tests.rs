@@ -10,6 +10,8 @@ struct Machine {
     budget: Budget,
     /// By slot: a hash of all tokens up to the position that was written there.
     memory: HashMap<usize, u64>,
+    /// By state slot: a hash of all tokens that led to the state in it.
+    states: HashMap<u32, u64>,
     /// By sequence: the length at which it ends.
     ends: HashMap<SeqId, usize>,
     finished: Vec<SeqId>,
@@ -28,16 +30,31 @@ fn prefix_hashes(tokens: &[u32]) -> Vec<u64> {
 
 impl Machine {
     fn new(num_blocks: usize, max_num_seqs: usize, tokens: usize) -> Self {
+        Self::recurrent(num_blocks, max_num_seqs, tokens, None)
+    }
+
+    /// With so many state slots, and a copy of a state every so many blocks.
+    fn recurrent(
+        num_blocks: usize,
+        max_num_seqs: usize,
+        tokens: usize,
+        states: Option<(usize, usize)>,
+    ) -> Self {
         Self {
             scheduler: Scheduler::new(Limits {
                 num_blocks,
                 max_num_seqs,
+                states: states.map(|(num_slots, interval)| StateLimits {
+                    num_slots,
+                    interval,
+                }),
             }),
             budget: Budget {
                 tokens,
                 beside_decodes: tokens.div_ceil(4),
             },
             memory: HashMap::new(),
+            states: HashMap::new(),
             ends: HashMap::new(),
             finished: Vec::new(),
             preemptions: 0,
@@ -91,6 +108,9 @@ impl Machine {
                 );
             }
         }
+        if self.scheduler.states().is_some() {
+            self.step_states(&step);
+        }
         self.scheduler.commit(&step);
         for part in step.parts.iter().filter(|part| part.samples) {
             let length = self.scheduler.tokens(part.id).len();
@@ -108,6 +128,35 @@ impl Machine {
         step
     }
 
+    /// Checks that every part begins with the state behind its own past, and writes states where nobody else does.
+    fn step_states(&mut self, step: &Step) {
+        let mut written = HashMap::new();
+        let mut read = Vec::new();
+        for part in &step.parts {
+            let hashes = prefix_hashes(self.scheduler.tokens(part.id));
+            let state = self.scheduler.state_use(part);
+            match state.from {
+                None => assert_eq!(part.first, 0, "sequence {} has lost its state", part.id),
+                Some(from) => {
+                    let found = self.states.get(&from);
+                    assert_eq!(found, Some(&hashes[part.first - 1]), "{part:?} {state:?}");
+                    read.push((from, state.to));
+                }
+            }
+            for (count, slot) in state.saves.iter().copied().chain([(part.count, state.to)]) {
+                let hash = hashes[part.first + count - 1];
+                assert_eq!(written.insert(slot, hash), None, "two write {slot}");
+            }
+        }
+        for (from, to) in read {
+            assert!(
+                from == to || !written.contains_key(&from),
+                "{from} is read and written"
+            );
+        }
+        self.states.extend(written);
+    }
+
     fn run_to_end(&mut self) {
         let mut steps = 0;
         while !self.scheduler.is_idle() {
@@ -117,6 +166,14 @@ impl Machine {
             assert!(steps < 20_000, "no end");
         }
         assert_eq!(self.scheduler.pool().num_used(), 0, "blocks are lost");
+        if let Some(states) = self.scheduler.states() {
+            assert_eq!(states.num_used(), 0, "state slots are lost");
+            assert_eq!(
+                states.num_available(),
+                states.num_slots(),
+                "state slots are lost"
+            );
+        }
     }
 }
 
@@ -127,10 +184,12 @@ proptest! {
         num_blocks in 6_usize..30,
         max_num_seqs in 1_usize..9,
         tokens in 1_usize..70,
+        // (slots, interval) of recurrent states, for most.
+        states in proptest::option::weighted(0.7, (1_usize..12, 1_usize..5)),
         // Tokens 0..3 make common prefixes likely. (prompt length, answer length, shared prefix length, arrival, cancel)
         requests in proptest::collection::vec((1_usize..60, 1_usize..36, 0_usize..60, 0_usize..6, 0_u8..8), 1..25),
     ) {
-        let mut machine = Machine::new(num_blocks, max_num_seqs, tokens);
+        let mut machine = Machine::recurrent(num_blocks, max_num_seqs, tokens, states);
         let mut cancelled = 0;
         for (id, (length, more, shared, pause, fate)) in requests.iter().copied().enumerate() {
             let id = id as SeqId + 1;
@@ -279,4 +338,102 @@ fn no_more_than_the_limit_run_at_once() {
         machine.step();
         assert!(machine.scheduler.num_running() <= 3);
     }
+}
+
+#[test]
+fn a_recurrent_sequence_goes_on_from_the_end_of_an_equal_prompt() {
+    let mut machine = Machine::recurrent(40, 4, 64, Some((6, 100)));
+    machine.add(1, numbers(150, 1), 5);
+    machine.run_to_end();
+    machine.computed_tokens = 0;
+    machine.add(2, numbers(150, 1), 1);
+    machine.step();
+    assert_eq!(machine.scheduler.cached_tokens(2), 144);
+    machine.run_to_end();
+    assert_eq!(machine.computed_tokens, 6 + 1);
+}
+
+#[test]
+fn a_recurrent_conversation_goes_on_from_the_end_of_the_answer() {
+    let mut machine = Machine::recurrent(40, 4, 256, Some((6, 100)));
+    machine.add(1, numbers(40, 1), 40);
+    while machine.scheduler.tokens(1).len() < 80 {
+        machine.step();
+    }
+    let mut conversation = machine.scheduler.tokens(1).to_vec();
+    machine.run_to_end();
+    conversation.extend(numbers(20, 9));
+    machine.add(2, conversation, 0);
+    machine.step();
+    assert_eq!(machine.scheduler.cached_tokens(2), 80);
+    // The copies on the way through the answer gave way to the newest: two ends of the first prompt's blocks at most are
+    // kept besides it, and those of the second.
+    let kept = machine.scheduler.states().unwrap().num_kept();
+    assert!(kept <= 5, "{kept}");
+}
+
+#[test]
+fn where_prompts_part_a_state_is_kept_for_the_third() {
+    let with_tail = |seed: u32| [numbers(100, 1), numbers(30, seed)].concat();
+    let mut machine = Machine::recurrent(60, 4, 64, Some((12, 100)));
+    machine.add(1, with_tail(7), 1);
+    machine.run_to_end();
+    machine.computed_tokens = 0;
+    machine.add(2, with_tail(8), 1);
+    machine.run_to_end();
+    assert_eq!(machine.computed_tokens, 131, "no state was kept in between");
+    machine.computed_tokens = 0;
+    machine.add(3, with_tail(9), 1);
+    machine.run_to_end();
+    assert_eq!(machine.computed_tokens, 131 - 96);
+}
+
+#[test]
+fn recurrent_prompts_that_arrive_together_share_what_they_begin_with() {
+    let mut machine = Machine::recurrent(100, 8, 64, Some((20, 100)));
+    let with_tail = |seed: u32| [numbers(100, 1), numbers(30, seed)].concat();
+    for id in 1..=4 {
+        machine.add(id, with_tail(id as u32), 1);
+    }
+    machine.run_to_end();
+    // Six full blocks once: the first one was told where the others part from it.
+    assert_eq!(machine.computed_tokens, 96 + 4 * (130 - 96 + 1));
+}
+
+#[test]
+fn a_preempted_recurrent_sequence_continues_from_its_newest_copy() {
+    let mut machine = Machine::recurrent(12, 4, 256, Some((6, 100)));
+    machine.add(1, numbers(16, 1), 150);
+    machine.add(2, numbers(60, 2), 60);
+    machine.run_to_end();
+    assert_eq!(machine.preemptions, 1);
+    // All of both, and what the second had in its last block and a half before it was preempted.
+    let once = 16 + 150 + 60 + 60;
+    assert!(
+        machine.computed_tokens <= once + 24,
+        "{}",
+        machine.computed_tokens
+    );
+}
+
+#[test]
+fn a_single_state_slot_serves_one_sequence_after_the_other() {
+    let mut machine = Machine::recurrent(40, 4, 64, Some((1, 1)));
+    for id in 1..=5 {
+        machine.add(id, numbers(100, 1), 20);
+    }
+    machine.run_to_end();
+    assert_eq!(machine.finished.len(), 5);
+}
+
+#[test]
+fn sequences_wait_for_a_state_slot_and_copies_give_way_to_them() {
+    let mut machine = Machine::recurrent(100, 8, 512, Some((3, 1)));
+    for id in 1..=6 {
+        machine.add(id, numbers(40, id as u32), 30);
+    }
+    machine.step();
+    assert_eq!(machine.scheduler.num_running(), 3);
+    machine.run_to_end();
+    assert_eq!(machine.finished.len(), 6);
 }

@@ -17,7 +17,7 @@ use super::handle::Submission;
 use super::pacer::Pacer;
 use super::request::Event;
 use super::sampler::{Sampled, Sampler};
-use super::scheduler::{Limits, Scheduler, SeqId, Step};
+use super::scheduler::{Limits, Scheduler, SeqId, StateLimits, Step};
 use super::stats::EngineStats;
 use super::{Engine, EngineInfo};
 use crate::error::{Error, Result};
@@ -48,9 +48,10 @@ pub struct TransformerForward {
 }
 
 impl TransformerForward {
-    /// Makes a cache of `num_blocks` blocks.
-    pub fn new(transformer: Transformer, num_blocks: usize) -> Self {
-        let kv = KvCache::new(&transformer.config().page_shapes(), num_blocks);
+    /// Makes the cache that is planned.
+    pub fn new(transformer: Transformer, plan: &Plan) -> Self {
+        let shape = transformer.config().cache_shape();
+        let kv = KvCache::new(&shape, plan.num_blocks, plan.num_slots);
         Self { transformer, kv }
     }
 }
@@ -103,7 +104,7 @@ pub fn start(
     settings: WorkerSettings,
 ) -> Running {
     let vocab_size = transformer.config().vocab_size;
-    let forward = TransformerForward::new(transformer, plan.num_blocks);
+    let forward = TransformerForward::new(transformer, plan);
     start_with(ctx, Box::new(forward), vocab_size, plan, settings)
 }
 
@@ -132,6 +133,10 @@ pub fn start_with(
         scheduler: Scheduler::new(Limits {
             num_blocks: plan.num_blocks,
             max_num_seqs: plan.max_num_seqs,
+            states: (plan.num_slots > 0).then_some(StateLimits {
+                num_slots: plan.num_slots,
+                interval: plan.state_interval,
+            }),
         }),
         active: BTreeMap::new(),
         next_id: 0,
@@ -292,6 +297,7 @@ impl Worker {
             tokens: self.scheduler.tokens(part.id)[part.first..part.first + part.count].to_vec(),
             first_position: part.first,
             block_table: self.scheduler.block_table(part.id).to_vec(),
+            state: self.scheduler.state_use(part),
             num_logits: usize::from(part.samples),
             is_long: self.scheduler.variant(part.id) != 0,
         };

@@ -57,6 +57,8 @@ pub struct BlockPool {
     idle: BTreeMap<u64, u32>,
     clock: u64,
     next_link: u64,
+    /// Chains that nobody can find any more since the last [`BlockPool::dead_links`].
+    dead: Vec<Link>,
 }
 
 impl BlockPool {
@@ -70,6 +72,7 @@ impl BlockPool {
             idle: BTreeMap::new(),
             clock: 0,
             next_link: u64::from(u8::MAX) + 1,
+            dead: Vec::new(),
         }
     }
 
@@ -172,8 +175,15 @@ impl BlockPool {
         let (_, block) = self.idle.pop_first()?;
         let key = self.states[block as usize].key.take();
         let key = key.expect("an idle block is in the index");
-        self.index.remove(&key);
+        if let Some(cached) = self.index.remove(&key) {
+            self.dead.push(cached.link);
+        }
         Some(block)
+    }
+
+    /// The chains that ended with a block that was given up since this was last asked: what is kept for them is of no use.
+    pub fn dead_links(&mut self) -> Vec<Link> {
+        std::mem::take(&mut self.dead)
     }
 }
 
@@ -286,7 +296,9 @@ mod tests {
         pool.give_back(found.block);
         assert_eq!(pool.take(), Some(blocks[0]));
         assert_eq!(pool.peek(Link::ROOT, &tokens(0)), None);
+        assert_eq!(pool.dead_links().len(), 1);
         assert_eq!(pool.take(), Some(blocks[1]));
+        assert_eq!(pool.dead_links(), [found.link]);
         assert_eq!(pool.take(), None);
         assert!(pool.peek(Link::ROOT, &tokens(2)).is_some());
     }

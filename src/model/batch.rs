@@ -1,7 +1,8 @@
 //! What one forward pass computes.
 
-use crate::kv::BLOCK_TOKENS;
+use crate::kv::{BLOCK_TOKENS, StateUse};
 use crate::ops::attention::SequenceRows;
+use crate::ops::states::StateRows;
 
 /// Consecutive tokens of one sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +13,8 @@ pub struct Sequence {
     pub first_position: usize,
     /// Block i holds positions `16 i..16 i + 16`; long enough for the tokens.
     pub block_table: Vec<u32>,
+    /// Where its recurrent state lies.
+    pub state: StateUse,
     /// How many of the last tokens need logits.
     pub num_logits: usize,
     /// It rotates by the frequencies for long sequences ([`ModelConfig::is_long`](super::ModelConfig::is_long)); the same in every
@@ -71,6 +74,18 @@ impl Batch {
                 rows
             })
             .collect()
+    }
+
+    pub(super) fn state_rows(&self) -> Vec<StateRows<'_>> {
+        let rows = self.rows().into_iter().zip(&self.sequences);
+        rows.map(|(rows, s)| StateRows {
+            first_row: rows.first_row,
+            num_rows: rows.num_rows,
+            from: s.state.from,
+            to: s.state.to,
+            saves: &s.state.saves,
+        })
+        .collect()
     }
 
     pub(super) fn logit_rows(&self) -> Vec<usize> {

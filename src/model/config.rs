@@ -5,9 +5,12 @@
 //! part has a config here, a loader in `load/` and weights with a forward function in `layers/`, all under the same name.
 
 use super::names::PartNames;
+use crate::kv::CacheShape;
+use crate::ops::delta_net::DeltaShape;
 use crate::ops::gated_act::Activation;
 use crate::ops::kv_write::PageShape;
 use crate::ops::rope::Pairing;
+use crate::ops::short_conv::ShortConv;
 
 /// A decoder's geometry and switches.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,6 +63,10 @@ pub struct LayerConfig {
 pub enum MixerConfig {
     /// Softmax attention.
     Attention(AttentionConfig),
+    /// The gated delta rule.
+    DeltaNet(DeltaNetConfig),
+    /// The gated short convolution.
+    ShortConv(ShortConvConfig),
 }
 
 /// What a layer does with each token; one variant per kind, each with its file in `layers/` and `load/`.
@@ -104,6 +111,37 @@ pub struct AttentionConfig {
     pub output_gate: bool,
     /// Whose keys and values are read.
     pub kv: KvSource,
+}
+
+/// The gated delta rule behind a short convolution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeltaNetConfig {
+    /// Heads and their sizes.
+    pub shape: DeltaShape,
+    /// Inputs that the convolution sees.
+    pub conv_kernel: usize,
+    /// What files say of the decay.
+    pub rates: DecayRates,
+}
+
+/// How files store the decay rates of a delta rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DecayRates {
+    /// As `A_log`: the rate is `-exp(A_log)`.
+    Logarithms,
+    /// As they are.
+    Plain,
+}
+
+/// The gated short convolution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShortConvConfig {
+    /// Channels: the width of the residual stream.
+    pub channels: usize,
+    /// Inputs that the convolution sees.
+    pub kernel: usize,
+    /// Biases on both projections and on the convolution.
+    pub bias: BiasPresence,
 }
 
 /// Whose keys and values a layer's attention reads.
@@ -232,6 +270,7 @@ impl LayerConfig {
     pub fn attention(&self) -> Option<&AttentionConfig> {
         match &self.mixer {
             MixerConfig::Attention(attention) => Some(attention),
+            MixerConfig::DeltaNet(_) | MixerConfig::ShortConv(_) => None,
         }
     }
 }
@@ -253,6 +292,18 @@ impl AttentionConfig {
 }
 
 impl MixerConfig {
+    /// Floats of each recurrent state of a sequence.
+    pub fn state_lens(&self) -> Vec<usize> {
+        match self {
+            Self::Attention(_) => Vec::new(),
+            Self::DeltaNet(c) => vec![
+                ShortConv::state_len(c.shape.qkv_dim(), c.conv_kernel),
+                c.shape.state_len(),
+            ],
+            Self::ShortConv(c) => vec![ShortConv::state_len(c.channels, c.kernel)],
+        }
+    }
+
     /// Floats per token at the widest moment.
     pub fn activation_width(&self) -> usize {
         match self {
@@ -264,6 +315,11 @@ impl MixerConfig {
                 };
                 c.query_features() + heads_out + c.kv_heads * (c.key_dim + c.value_dim)
             }
+            Self::DeltaNet(c) => {
+                let values = c.shape.value_heads * c.shape.value_dim;
+                2 * c.shape.qkv_dim() + 2 * values + 5 * c.shape.value_heads
+            }
+            Self::ShortConv(c) => 4 * c.channels,
         }
     }
 }
@@ -278,9 +334,13 @@ impl FeedForwardConfig {
 }
 
 impl ModelConfig {
-    /// Geometry of the KV pages of every layer that has its own, in their order.
-    pub fn page_shapes(&self) -> Vec<PageShape> {
-        self.layers.iter().filter_map(own_pages).collect()
+    /// What its layers remember of sequences, in their order.
+    pub fn cache_shape(&self) -> CacheShape {
+        let states = self.layers.iter().flat_map(|l| l.mixer.state_lens());
+        CacheShape {
+            pages: self.layers.iter().filter_map(own_pages).collect(),
+            states: states.collect(),
+        }
     }
 
     /// Whether a sequence with a prompt of `prompt_len` tokens rotates by the frequencies for long ones. Decided once, when the
@@ -290,7 +350,13 @@ impl ModelConfig {
         limits.any(|long| prompt_len > long.above)
     }
 
-    /// Which of [`Self::page_shapes`] the attention of `layer` reads; `None` for a layer without attention.
+    /// The first of [`CacheShape::states`] that belong to `layer`.
+    pub fn states_of(&self, layer: usize) -> usize {
+        let before = self.layers[..layer].iter();
+        before.map(|l| l.mixer.state_lens().len()).sum()
+    }
+
+    /// Which of [`CacheShape::pages`] the attention of `layer` reads; `None` for a layer without attention.
     pub fn pages_of(&self, layer: usize) -> Option<usize> {
         let owner = match self.layers[layer].attention()?.kv {
             KvSource::Own => layer,

@@ -28,6 +28,22 @@ pub enum Part {
     FfnNorm,
     /// Behind the feed-forward part.
     PostFfnNorm,
+    /// Queries, keys and values of a delta rule, before the convolution.
+    DeltaQkv,
+    DeltaZ,
+    DeltaA,
+    DeltaB,
+    DeltaConv,
+    /// `A_log` or, in GGUF, `-exp(A_log)`; the whole name.
+    DeltaRates,
+    /// The whole name.
+    DeltaDtBias,
+    DeltaNorm,
+    DeltaOut,
+    /// Rows of the gates of input and output, then of the input.
+    ConvIn,
+    Conv,
+    ConvOut,
     Gate,
     Up,
     /// Rows of the gate, then of up.
@@ -77,6 +93,18 @@ const USUAL: &[PartNames] = &[
         "post_feedforward_layernorm",
         "post_ffw_norm",
     ),
+    named(Part::DeltaQkv, "linear_attn.in_proj_qkv", "attn_qkv"),
+    named(Part::DeltaZ, "linear_attn.in_proj_z", "attn_gate"),
+    named(Part::DeltaA, "linear_attn.in_proj_a", "ssm_alpha"),
+    named(Part::DeltaB, "linear_attn.in_proj_b", "ssm_beta"),
+    named(Part::DeltaConv, "linear_attn.conv1d", "ssm_conv1d"),
+    named(Part::DeltaRates, "linear_attn.A_log", "ssm_a"),
+    named(Part::DeltaDtBias, "linear_attn.dt_bias", "ssm_dt.bias"),
+    named(Part::DeltaNorm, "linear_attn.norm", "ssm_norm"),
+    named(Part::DeltaOut, "linear_attn.out_proj", "ssm_out"),
+    named(Part::ConvIn, "conv.in_proj", "shortconv.in_proj"),
+    named(Part::Conv, "conv.conv", "shortconv.conv"),
+    named(Part::ConvOut, "conv.out_proj", "shortconv.out_proj"),
     named(Part::Gate, "mlp.gate_proj", "ffn_gate"),
     named(Part::Up, "mlp.up_proj", "ffn_up"),
     named(Part::GateUp, "mlp.gate_up_proj", "ffn_gate_up"),

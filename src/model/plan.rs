@@ -2,7 +2,7 @@
 
 use super::ModelConfig;
 use crate::error::{Error, Result};
-use crate::kv::{BLOCK_TOKENS, KvCache};
+use crate::kv::{BLOCK_TOKENS, CacheShape};
 use crate::units::format_size;
 
 /// Tokens of the largest prefill chunk; activations are planned for it.
@@ -15,6 +15,10 @@ const DEFAULT_NUM_SEQS: usize = 8;
 const MOST_NUM_SEQS: usize = 256;
 /// Blocks of the pool for each of the sequences that may run at once: 256 tokens.
 const BLOCKS_PER_SEQ: usize = 16;
+/// State slots that a model with recurrent layers needs: a running sequence's own, and one for a copy.
+const LEAST_SLOTS: usize = 2;
+/// Copies of states that are kept at regular distances take at most this part (one in so many) of what the blocks take.
+const KEPT_SHARE: usize = 4;
 /// Less context than this is of no use to anybody.
 const MIN_CONTEXT: usize = 256;
 
@@ -32,7 +36,7 @@ pub struct Wish {
 pub struct Plan {
     /// Resident weights.
     pub weight_bytes: usize,
-    /// The KV pool.
+    /// The KV pool: blocks, and slots for recurrent states.
     pub kv_bytes: usize,
     /// Activations of the largest step.
     pub activation_bytes: usize,
@@ -40,6 +44,10 @@ pub struct Plan {
     pub context: usize,
     /// Blocks of the KV pool.
     pub num_blocks: usize,
+    /// Slots for recurrent states, of running sequences and of cached prefixes; 0 for a model without.
+    pub num_slots: usize,
+    /// A copy of a sequence's state is kept every so many blocks.
+    pub state_interval: usize,
     /// Sequences that run at once.
     pub max_num_seqs: usize,
 }
@@ -64,8 +72,9 @@ pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) 
 
 /// Plans context, pool and number of sequences for `available` bytes, of which the weights take `weight_bytes`.
 ///
-/// The pool is planned for the sequences that were asked for (8 without a wish) with a full context each; without a wish
-/// it takes at most half of what the weights leave, but always holds one sequence.
+/// The pool is planned for the sequences that were asked for (8 without a wish) with a full context each, and for two states
+/// each where there are recurrent layers; without a wish it takes at most half of what the weights leave, but always holds
+/// one sequence.
 ///
 /// # Errors
 /// `OutOfMemory`, with the numbers, when an explicit context does not fit, or not even 256 tokens would.
@@ -75,12 +84,14 @@ pub fn plan(
     wish: Wish,
     available: usize,
 ) -> Result<Plan> {
-    let block_bytes = KvCache::block_bytes(&config.page_shapes()).max(1);
+    let shape = config.cache_shape();
     let base_bytes = weight_bytes + activation_bytes(config, CHUNK_TOKENS, 1);
-    let most_blocks = available.saturating_sub(base_bytes) / block_bytes;
+    let free = available.saturating_sub(base_bytes);
+    let most_blocks =
+        free.saturating_sub(least_slots(&shape) * shape.slot_bytes()) / shape.block_bytes().max(1);
     let own = wish.context.unwrap_or(config.max_context);
     let own = own.min(config.max_context);
-    let fits = most_blocks * BLOCK_TOKENS;
+    let fits = most_blocks.saturating_mul(BLOCK_TOKENS);
     let context = match wish.context {
         Some(_) => own,
         None => own.min(fits),
@@ -89,30 +100,92 @@ pub fn plan(
         return Err(does_not_fit(config, weight_bytes, own, available));
     }
     let per_sequence = context.div_ceil(BLOCK_TOKENS);
-    let wanted = per_sequence.saturating_mul(wish.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS));
-    let share = match wish.max_num_seqs {
-        Some(_) => most_blocks,
-        None => most_blocks / 2,
+    let pool = Pool::plan(&shape, per_sequence, wish, free);
+    let most_seqs = match pool.num_slots {
+        0 => pool.num_blocks,
+        slots => slots.min(pool.num_blocks),
     };
-    let num_blocks = wanted.min(share).max(per_sequence);
     let max_num_seqs = match wish.max_num_seqs {
-        // More than there are blocks could never run at once.
-        Some(wanted) => wanted.clamp(1, num_blocks),
-        None => (num_blocks / BLOCKS_PER_SEQ).clamp(1, MOST_NUM_SEQS),
+        // More than there are blocks or states could never run at once.
+        Some(wanted) => wanted.clamp(1, most_seqs),
+        None => {
+            let seqs = (pool.num_blocks / BLOCKS_PER_SEQ).clamp(1, MOST_NUM_SEQS);
+            match pool.num_slots {
+                0 => seqs,
+                // The other half is for copies, which make up for preemptions and serve the next turn.
+                slots => seqs.min(slots / 2),
+            }
+        }
     };
     // Each of them needs a row of logits, the first of which is counted above.
-    let kv_bytes = num_blocks * block_bytes;
+    let kv_bytes = pool.bytes(&shape);
     let row_bytes = (config.vocab_size * size_of::<f32>()).max(1);
-    let rows = 1 + available.saturating_sub(base_bytes + kv_bytes) / row_bytes;
+    let rows = 1 + free.saturating_sub(kv_bytes) / row_bytes;
     let max_num_seqs = max_num_seqs.min(rows);
     Ok(Plan {
         weight_bytes,
         kv_bytes,
         activation_bytes: activation_bytes(config, CHUNK_TOKENS, max_num_seqs),
         context,
-        num_blocks,
+        num_blocks: pool.num_blocks,
+        num_slots: pool.num_slots,
+        state_interval: state_interval(&shape),
         max_num_seqs,
     })
+}
+
+fn least_slots(shape: &CacheShape) -> usize {
+    if shape.slot_bytes() > 0 {
+        LEAST_SLOTS
+    } else {
+        0
+    }
+}
+
+/// Blocks between two copies of a state.
+fn state_interval(shape: &CacheShape) -> usize {
+    (KEPT_SHARE * shape.slot_bytes())
+        .div_ceil(shape.block_bytes().max(1))
+        .max(1)
+}
+
+/// How many blocks and state slots there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Pool {
+    num_blocks: usize,
+    num_slots: usize,
+}
+
+impl Pool {
+    /// For sequences of `per_sequence` blocks, in `free` bytes that hold one of them at least.
+    fn plan(shape: &CacheShape, per_sequence: usize, wish: Wish, free: usize) -> Self {
+        let seqs = wish.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS);
+        let share = match wish.max_num_seqs {
+            Some(_) => free,
+            None => free / 2,
+        };
+        let (block_bytes, slot_bytes) = (shape.block_bytes().max(1), shape.slot_bytes());
+        let blocks = per_sequence.saturating_mul(seqs);
+        if slot_bytes == 0 {
+            return Self {
+                num_blocks: blocks.min(share / block_bytes).max(per_sequence),
+                num_slots: 0,
+            };
+        }
+        let slots = (seqs.saturating_mul(2)).saturating_add(blocks / state_interval(shape));
+        let wanted = blocks as f64 * block_bytes as f64 + slots as f64 * slot_bytes as f64;
+        let part = (share as f64 / wanted).min(1.0);
+        let num_blocks = ((blocks as f64 * part) as usize).max(per_sequence);
+        let room = share.saturating_sub(num_blocks * block_bytes) / slot_bytes;
+        Self {
+            num_blocks,
+            num_slots: slots.min(room).max(LEAST_SLOTS),
+        }
+    }
+
+    fn bytes(&self, shape: &CacheShape) -> usize {
+        self.num_blocks * shape.block_bytes().max(1) + self.num_slots * shape.slot_bytes()
+    }
 }
 
 fn does_not_fit(
@@ -121,8 +194,12 @@ fn does_not_fit(
     context: usize,
     available: usize,
 ) -> Error {
-    let block_bytes = KvCache::block_bytes(&config.page_shapes());
-    let kv_bytes = context.div_ceil(BLOCK_TOKENS) * block_bytes;
+    let shape = config.cache_shape();
+    let pool = Pool {
+        num_blocks: context.div_ceil(BLOCK_TOKENS),
+        num_slots: least_slots(&shape),
+    };
+    let kv_bytes = pool.bytes(&shape);
     let activations = activation_bytes(config, CHUNK_TOKENS, 1);
     let [weights, kv, activations, memory] =
         [weight_bytes, kv_bytes, activations, available].map(|b| format_size(b as u64));

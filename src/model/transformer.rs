@@ -122,6 +122,7 @@ impl Transformer {
         Step {
             ctx,
             rows: batch.rows(),
+            states: batch.state_rows(),
             slots: batch.slots(),
             ropes: self.config.ropes.iter().map(table).collect(),
             positions,

@@ -14,8 +14,10 @@
 //! | [`qmatmul`] | packed integer weights × activations rounded to 8 bits |
 //! | [`kv_write`] | keys and values into cache pages |
 //! | [`attention`] | softmax(q·k)·v over cache pages |
+//! | [`short_conv`] | causal depthwise convolution behind a window of past inputs |
+//! | [`delta_net`] | the gated delta rule over a memory per head |
 //! | [`gated_act`] | act(gate) × up |
-//! | [`elementwise`] | add, scale, clamp, gate, soft cap |
+//! | [`elementwise`] | add, multiply, scale, clamp, gate, soft cap |
 //!
 //! [`ceilings`] measures what the machine can do at most.
 //!
@@ -27,6 +29,7 @@ mod buffer;
 pub mod cases;
 pub mod ceilings;
 pub mod cpu_level;
+pub mod delta_net;
 pub mod elementwise;
 pub mod embed;
 pub mod gated_act;
@@ -36,7 +39,9 @@ pub mod matmul;
 pub mod norm;
 pub mod qmatmul;
 pub mod rope;
+pub mod short_conv;
 pub mod simd;
+pub mod states;
 mod tensor;
 
 use std::sync::Arc;

@@ -39,6 +39,7 @@ fn transformer(ctx: &Context, name: &str) -> Transformer {
 #[derive(Clone, Copy)]
 struct Setup {
     num_blocks: usize,
+    num_slots: usize,
     max_num_seqs: usize,
     max_queued: usize,
     step_tokens: usize,
@@ -48,6 +49,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             num_blocks: 512,
+            num_slots: 0,
             max_num_seqs: 64,
             max_queued: 200,
             step_tokens: 512,
@@ -77,6 +79,8 @@ fn start_with(
         activation_bytes: 0,
         context: CONTEXT,
         num_blocks: setup.num_blocks,
+        num_slots: setup.num_slots,
+        state_interval: 3,
         max_num_seqs: setup.max_num_seqs,
     };
     let settings = WorkerSettings {
@@ -84,7 +88,7 @@ fn start_with(
         step_tokens: setup.step_tokens,
         ..WorkerSettings::default()
     };
-    let forward = wrap(TransformerForward::new(transformer, setup.num_blocks));
+    let forward = wrap(TransformerForward::new(transformer, &plan));
     worker::start_with(ctx, forward, vocab_size, &plan, settings)
 }
 

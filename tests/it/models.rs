@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oxydllm::formats::open;
-use oxydllm::kv::{BLOCK_TOKENS, KvCache};
+use oxydllm::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use oxydllm::model::{Batch, LoadOptions, Sequence, Transformer, load, read_config, weigh};
 use oxydllm::nn::WeightPath;
 use oxydllm::ops::{Context, CpuLevel};
@@ -114,7 +114,7 @@ impl<'a> Run<'a> {
     fn new(ctx: &'a Context, model: &'a Transformer, prompt_len: usize, more: usize) -> Self {
         let count = (prompt_len + more).div_ceil(BLOCK_TOKENS);
         let blocks = (0..count as u32).collect();
-        let kv = KvCache::new(&model.config().page_shapes(), count);
+        let kv = KvCache::new(&model.config().cache_shape(), count, 1);
         Self {
             ctx,
             model,
@@ -130,6 +130,7 @@ impl<'a> Run<'a> {
             tokens: tokens.to_vec(),
             first_position: self.length,
             block_table: self.blocks.clone(),
+            state: StateUse::own(0, self.length),
             num_logits,
             is_long: self.is_long,
         }

@@ -41,7 +41,7 @@ keys! {
     /// Longest context that the model was made for.
     MAX_CONTEXT = ["max_position_embeddings"], Some("context_length");
     /// Added to the mean square under the root.
-    RMS_NORM_EPS = ["rms_norm_eps"], Some("attention.layer_norm_rms_epsilon");
+    RMS_NORM_EPS = ["rms_norm_eps", "norm_eps"], Some("attention.layer_norm_rms_epsilon");
     /// The same for layer norms.
     LAYER_NORM_EPS = ["layer_norm_eps"], Some("attention.layer_norm_epsilon");
     /// Base of the rotary frequencies.
@@ -70,6 +70,28 @@ keys! {
     LOGITS_MULTIPLIER = ["logit_scale"], Some("logit_scale");
     /// Layers behind the last that predict further tokens.
     NUM_PREDICT_LAYERS = ["num_nextn_predict_layers"], Some("nextn_predict_layers");
+    /// Every n-th layer has attention, the others have the gated delta rule.
+    FULL_ATTENTION_INTERVAL = ["full_attention_interval"], Some("full_attention_interval");
+    /// Heads of keys of the delta rule.
+    LINEAR_KEY_HEADS = ["linear_num_key_heads"], Some("ssm.group_count");
+    /// Heads of values of the delta rule.
+    LINEAR_VALUE_HEADS = ["linear_num_value_heads"], Some("ssm.time_step_rank");
+    /// Elements of a key of the delta rule.
+    LINEAR_KEY_DIM = ["linear_key_head_dim"], Some("ssm.state_size");
+    /// Elements of a value of the delta rule.
+    LINEAR_VALUE_DIM = ["linear_value_head_dim"], None;
+    /// Elements of all values of a token (`config.json` has them per head).
+    SSM_INNER_SIZE = ["ssm.inner_size"], Some("ssm.inner_size");
+    /// Inputs that the delta rule's convolution sees.
+    LINEAR_CONV_KERNEL = ["linear_conv_kernel_dim"], Some("ssm.conv_kernel");
+    /// Inputs that the gated short convolution sees.
+    SHORT_CONV_KERNEL = ["conv_L_cache"], Some("shortconv.l_cache");
+    /// Older name of the width of the feed-forward block, which wins.
+    BLOCK_FF_DIM = ["block_ff_dim"], None;
+    /// Multiplies the adjusted width of the feed-forward block.
+    FFN_MULTIPLIER = ["block_ffn_dim_multiplier"], None;
+    /// The adjusted width is a multiple of this.
+    FFN_MULTIPLE_OF = ["block_multiple_of"], None;
     /// Window of sliding layers.
     SLIDING_WINDOW = ["sliding_window"], Some("attention.sliding_window");
     /// Every n-th layer is not sliding.

@@ -84,3 +84,35 @@ pub enum LogitsScale {
     /// 1 / `logits_scaling` (Granite).
     Divided,
 }
+
+/// What the layers of a family are that have no attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recurrence {
+    /// There are none.
+    None,
+    /// The gated delta rule: `linear_attention` in `layer_types`, else all but every `full_attention_interval`-th layer.
+    DeltaNet,
+    /// The gated short convolution: `conv` in `layer_types`, else those that `full_attn_idxs` leaves out.
+    ShortConv,
+}
+
+impl Recurrence {
+    /// What `layer_types` calls these layers.
+    pub fn layer_type(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::DeltaNet => Some("linear_attention"),
+            Self::ShortConv => Some("conv"),
+        }
+    }
+}
+
+/// How wide the feed-forward part is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeedForwardWidth {
+    /// As `intermediate_size` says.
+    Plain,
+    /// With `block_auto_adjust_ff_dim` two thirds of it, times `block_ffn_dim_multiplier`, rounded up to a multiple of
+    /// `block_multiple_of`; GGUF files have the result (LFM2).
+    TwoThirds,
+}

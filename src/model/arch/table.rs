@@ -5,7 +5,8 @@
 //! What the fields of a row can say stands in `rules.rs`.
 
 use super::rules::{
-    AttentionScale, Bias, BiasRule, EmbeddingScale, LogitsScale, RopeLayers, WindowRule,
+    AttentionScale, Bias, BiasRule, EmbeddingScale, FeedForwardWidth, LogitsScale, Recurrence,
+    RopeLayers, WindowRule,
 };
 use crate::error::{Error, Result};
 use crate::model::config::{NormKind, NormPlacement, QkNorm};
@@ -64,6 +65,12 @@ pub struct Architecture {
     pub gguf_pairing: Pairing,
     /// Windows.
     pub window: WindowRule,
+    /// Layers without attention.
+    pub recurrence: Recurrence,
+    /// The query projection gives a gate beside each query head.
+    pub output_gate: bool,
+    /// Width of the feed-forward part.
+    pub feed_forward_width: FeedForwardWidth,
     /// Layers with a window rotate by frequencies of their own, without scaling.
     pub local_rope: bool,
     /// Which layers rotate.
@@ -97,6 +104,25 @@ const SANDWICH_NAMES: &[PartNames] = &[named(
     "ffn_norm",
 )];
 
+/// The norm before the feed-forward part keeps its Hugging Face name in GGUF files of Qwen3.5.
+const QWEN3_5_NAMES: &[PartNames] = &[named(
+    Part::FfnNorm,
+    "post_attention_layernorm",
+    "post_attention_norm",
+)];
+
+const LFM2_NAMES: &[PartNames] = &[
+    named(Part::FinalNorm, "model.embedding_norm", "token_embd_norm"),
+    named(Part::AttnNorm, "operator_norm", "attn_norm"),
+    named(Part::FfnNorm, "ffn_norm", "ffn_norm"),
+    named(Part::O, "self_attn.out_proj", "attn_output"),
+    named(Part::QNorm, "self_attn.q_layernorm", "attn_q_norm"),
+    named(Part::KNorm, "self_attn.k_layernorm", "attn_k_norm"),
+    named(Part::Gate, "feed_forward.w1", "ffn_gate"),
+    named(Part::Up, "feed_forward.w3", "ffn_up"),
+    named(Part::Down, "feed_forward.w2", "ffn_down"),
+];
+
 /// A decoder of the Llama kind; the other rows say how they differ.
 const LLAMA: Architecture = Architecture {
     name: "Llama",
@@ -127,6 +153,9 @@ const LLAMA: Architecture = Architecture {
     // Converters reorder rows.
     gguf_pairing: Pairing::Reordered,
     window: WindowRule::None,
+    recurrence: Recurrence::None,
+    output_gate: false,
+    feed_forward_width: FeedForwardWidth::Plain,
     local_rope: false,
     rope_layers: RopeLayers::All,
     defaults: &[
@@ -295,6 +324,71 @@ pub const ARCHITECTURES: &[Architecture] = &[
             ("max_position_embeddings", 8192.0),
         ],
         ..GEMMA
+    },
+    Architecture {
+        name: "Qwen3.5",
+        hf: &["Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"],
+        model_types: &["qwen3_5", "qwen3_5_text"],
+        gguf: &["qwen35"],
+        examples: "Qwen 3.5 0.8B, 2B, 4B, 9B, 27B (their text part)",
+        zero_centred_norms: true,
+        qk_norm: QkNorm::PerHead,
+        biases: ATTENTION_BIAS,
+        window: WindowRule::None,
+        recurrence: Recurrence::DeltaNet,
+        output_gate: true,
+        defaults: &[
+            ("vocab_size", 248_320.0),
+            ("hidden_size", 4096.0),
+            ("intermediate_size", 12_288.0),
+            ("num_hidden_layers", 32.0),
+            ("num_attention_heads", 16.0),
+            ("num_key_value_heads", 4.0),
+            ("head_dim", 256.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 32_768.0),
+            ("rope_theta", 10_000.0),
+            ("partial_rotary_factor", 0.25),
+            ("linear_conv_kernel_dim", 4.0),
+            ("linear_key_head_dim", 128.0),
+            ("linear_value_head_dim", 128.0),
+            ("linear_num_key_heads", 16.0),
+            ("linear_num_value_heads", 32.0),
+            ("full_attention_interval", 4.0),
+        ],
+        names: QWEN3_5_NAMES,
+        ..QWEN
+    },
+    Architecture {
+        name: "LFM2",
+        hf: &["Lfm2ForCausalLM"],
+        model_types: &["lfm2"],
+        gguf: &["lfm2"],
+        examples: "LFM2 350M, 700M, 1.2B, 2.6B",
+        verified: &[],
+        biases: NO_BIAS,
+        qk_norm: QkNorm::PerHead,
+        tied_by_default: true,
+        gguf_pairing: Pairing::HalfSplit,
+        recurrence: Recurrence::ShortConv,
+        feed_forward_width: FeedForwardWidth::TwoThirds,
+        defaults: &[
+            ("vocab_size", 65_536.0),
+            ("hidden_size", 2560.0),
+            ("intermediate_size", 12_288.0),
+            ("num_hidden_layers", 32.0),
+            ("num_attention_heads", 32.0),
+            ("num_key_value_heads", 8.0),
+            ("norm_eps", 1e-5),
+            ("max_position_embeddings", 128_000.0),
+            ("rope_theta", 1_000_000.0),
+            ("conv_L_cache", 3.0),
+            ("block_ffn_dim_multiplier", 1.0),
+            ("block_multiple_of", 256.0),
+        ],
+        extra_stop_ids: &[],
+        names: LFM2_NAMES,
+        ..LLAMA
     },
     Architecture {
         name: "Gemma 3",

@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `norm.rs` | a norm with its weights |
 //! | `attention.rs` | softmax attention over the paged cache |
+//! | `delta_net.rs` | the gated delta rule |
+//! | `short_conv.rs` | the gated short convolution |
 //! | `feed_forward.rs` | the gated block |
 //!
 //! A new kind of part is a file here with a struct of weights, whose `forward` takes the step and the normed residual
@@ -11,12 +13,16 @@
 //! its loader in `load/`.
 
 mod attention;
+mod delta_net;
 mod feed_forward;
 mod norm;
+mod short_conv;
 
 pub(in crate::model) use attention::{Attention, Keys};
+pub(in crate::model) use delta_net::DeltaNet;
 pub(in crate::model) use feed_forward::Dense;
 pub(in crate::model) use norm::Norm;
+pub(in crate::model) use short_conv::ShortConv;
 
 use super::config::NormPlacement;
 use super::work::Work;
@@ -26,6 +32,7 @@ use crate::nn::Input;
 use crate::ops::attention::SequenceRows;
 use crate::ops::elementwise::{add_assign, scale};
 use crate::ops::rope::RopeTable;
+use crate::ops::states::StateRows;
 use crate::ops::{Context, Tensor};
 
 /// What every layer of one forward pass shares.
@@ -35,6 +42,8 @@ pub(in crate::model) struct Step<'a> {
     pub positions: Vec<u32>,
     /// Rows of each sequence.
     pub rows: Vec<SequenceRows<'a>>,
+    /// The same rows, with where their recurrent states lie.
+    pub states: Vec<StateRows<'a>>,
     /// Where each row's key and value go.
     pub slots: Vec<usize>,
     /// One table per rotation in use.
@@ -47,6 +56,8 @@ pub(in crate::model) struct Step<'a> {
 #[derive(Debug)]
 pub(in crate::model) enum Mixer {
     Attention(Attention),
+    DeltaNet(DeltaNet),
+    ShortConv(ShortConv),
 }
 
 /// The part of a layer that looks at its own token.
@@ -135,18 +146,24 @@ impl Mixer {
     fn forward(&self, step: &Step<'_>, input: &Input<'_>, kv: &mut KvCache) -> Result<Tensor> {
         match self {
             Self::Attention(attention) => attention.forward(step, input, kv),
+            Self::DeltaNet(delta_net) => delta_net.forward(step, input, kv),
+            Self::ShortConv(conv) => conv.forward(step, input, kv),
         }
     }
 
     fn work(&self) -> Work {
         match self {
             Self::Attention(attention) => Work::of(attention.linears()),
+            Self::DeltaNet(delta_net) => Work::of(delta_net.linears()),
+            Self::ShortConv(conv) => Work::of(conv.linears()),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Attention(attention) => attention.bytes(),
+            Self::DeltaNet(delta_net) => delta_net.bytes(),
+            Self::ShortConv(conv) => conv.bytes(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One layer: its norms, and the loaders of its parts.
 
 use super::tensors::Tensors;
-use super::{attention, feed_forward};
+use super::{attention, delta_net, feed_forward, short_conv};
 use crate::error::Result;
 use crate::model::config::{FeedForwardConfig, MixerConfig, ModelConfig, NormPlacement};
 use crate::model::layers::{FeedForward, Layer, LayerNorms, Mixer, Norm};
@@ -27,6 +27,12 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
         mixer: match &layer.mixer {
             MixerConfig::Attention(own) => {
                 Mixer::Attention(attention::load(tensors, config, index, own)?)
+            }
+            MixerConfig::DeltaNet(own) => {
+                Mixer::DeltaNet(delta_net::load(tensors, config, index, own)?)
+            }
+            MixerConfig::ShortConv(own) => {
+                Mixer::ShortConv(short_conv::load(tensors, config, index, own)?)
             }
         },
         feed_forward: match &layer.feed_forward {

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `tensors.rs` | taking tensors out of the file: matrices, parts of fused ones, vectors; what is left over |
 //! | `layer.rs` | one layer: its norms and which kinds of parts it has |
-//! | `attention.rs`, `feed_forward.rs` | one kind of part each |
+//! | `attention.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs` | one kind of part each |
 
 mod attention;
+mod delta_net;
 mod feed_forward;
 mod layer;
+mod short_conv;
 mod tensors;
 
 use std::path::Path;

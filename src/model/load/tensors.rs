@@ -83,6 +83,11 @@ impl<'a> Tensors<'a> {
         }
     }
 
+    /// The canonical name of a part of a layer, without `.weight` or `.bias`.
+    pub fn stem(&self, layer: usize, part: Part) -> String {
+        self.names.stem(Some(layer), part)
+    }
+
     /// Whether the file has a tensor that nobody took yet, by canonical name.
     pub fn has(&self, name: &str) -> bool {
         self.unused.contains_key(name)
@@ -115,30 +120,59 @@ impl<'a> Tensors<'a> {
         inn: usize,
         bias: BiasPresence,
     ) -> Result<[Linear; N]> {
-        let stem = self.names.stem(Some(layer), whole);
-        let name = format!("{stem}.weight");
+        let name = self.weight_name(Some(layer), whole);
         // In some files the fused tensor has the name of its last part.
-        let is_fused = self.has(&name) && !self.has(&self.weight_name(Some(layer), parts[0].0));
+        if self.has(&name) && !self.has(&self.weight_name(Some(layer), parts[0].0)) {
+            return self.split(layer, whole, parts.map(|(_, rows)| rows), inn, bias);
+        }
         let mut layers = Vec::with_capacity(N);
-        if is_fused {
-            let rows = parts.iter().map(|(_, rows)| rows).sum();
-            let view = self.checked(&name, &[rows, inn])?;
-            let bias = self.bias(&stem, rows, bias)?;
-            let mut first = 0;
-            for (_, rows) in parts {
-                let range = first..first + rows;
-                let matrix = rows_of_view(&view, inn, range.clone())?;
-                let bias = bias.as_ref().map(|bias| bias[range].to_vec());
-                let linear = self.build(&matrix, bias);
-                layers.push(linear.map_err(|e| e.context(format!("tensor `{name}`")))?);
-                first += rows;
-            }
-        } else {
-            for (part, rows) in parts {
-                layers.push(self.linear(layer, part, rows, inn, bias)?);
-            }
+        for (part, rows) in parts {
+            layers.push(self.linear(layer, part, rows, inn, bias)?);
         }
         Ok(layers.try_into().expect("one layer per part"))
+    }
+
+    /// Linear layers over one input that files have as one, `whole`: their output features are its rows, one layer after the
+    /// other.
+    pub fn split<const N: usize>(
+        &mut self,
+        layer: usize,
+        whole: Part,
+        features: [usize; N],
+        inn: usize,
+        bias: BiasPresence,
+    ) -> Result<[Linear; N]> {
+        let stem = self.stem(layer, whole);
+        let name = format!("{stem}.weight");
+        let all = features.iter().sum();
+        let view = self.checked(&name, &[all, inn])?;
+        let bias = self.bias(&stem, all, bias)?;
+        let mut first = 0;
+        let mut layers = Vec::with_capacity(N);
+        for rows in features {
+            let range = first..first + rows;
+            let matrix = rows_of_view(&view, inn, range.clone())?;
+            let bias = bias.as_ref().map(|bias| bias[range].to_vec());
+            let linear = self.build(&matrix, bias);
+            layers.push(linear.map_err(|e| e.context(format!("tensor `{name}`")))?);
+            first += rows;
+        }
+        Ok(layers.try_into().expect("one layer per part"))
+    }
+
+    /// Weights of a depthwise convolution: `[channels, kernel]`, as `[channels, 1, kernel]` in safetensors files.
+    pub fn conv(
+        &mut self,
+        layer: usize,
+        part: Part,
+        channels: usize,
+        kernel: usize,
+    ) -> Result<Vec<f32>> {
+        let view = self.take(&self.weight_name(Some(layer), part))?;
+        if view.info.shape != [channels, 1, kernel] {
+            expect_shape(&view, &[channels, kernel])?;
+        }
+        self.floats(&view)
     }
 
     /// A norm over `size` elements, its offset added.
@@ -191,7 +225,12 @@ impl<'a> Tensors<'a> {
     pub fn vector(&mut self, name: &str, size: usize) -> Result<Vec<f32>> {
         let view = self.take(name)?;
         expect_shape(&view, &[size])?;
-        let mut values = vec![0.0; size];
+        self.floats(&view)
+    }
+
+    /// The decoded elements of a small tensor, all of them finite.
+    fn floats(&self, view: &TensorView) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; view.info.num_elements()];
         if self.ctx.is_none() {
             return Ok(values);
         }
@@ -201,7 +240,7 @@ impl<'a> Tensors<'a> {
             .decode_row(view.bytes.as_slice(), &mut values);
         decoded.map_err(|e| e.context(format!("tensor `{}`", view.info.name)))?;
         match values.iter().position(|x| !x.is_finite()) {
-            Some(at) => Err(not_finite(&view, at)),
+            Some(at) => Err(not_finite(view, at)),
             None => Ok(values),
         }
     }
@@ -227,7 +266,13 @@ impl<'a> Tensors<'a> {
         }
     }
 
-    fn bias(&mut self, stem: &str, size: usize, bias: BiasPresence) -> Result<Option<Vec<f32>>> {
+    /// The bias that belongs to a weight, where `bias` says that there is one.
+    pub fn bias(
+        &mut self,
+        stem: &str,
+        size: usize,
+        bias: BiasPresence,
+    ) -> Result<Option<Vec<f32>>> {
         let name = format!("{stem}.bias");
         match bias {
             BiasPresence::Required => self.vector(&name, size).map(Some),

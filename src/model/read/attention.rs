@@ -13,7 +13,7 @@ impl Reader<'_> {
     /// What the attention of all layers has in common; `hidden` is the width of the residual stream.
     pub(super) fn attention(&self, hidden: usize, num_layers: usize) -> Result<AttentionConfig> {
         let heads = self.size(&keys::NUM_HEADS)?;
-        let kv_heads = self.find_size(&keys::NUM_KV_HEADS)?.unwrap_or(heads);
+        let kv_heads = self.kv_heads(num_layers)?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::invalid(format!(
                 "{heads} query heads cannot share {kv_heads} key/value heads"
@@ -39,9 +39,32 @@ impl Reader<'_> {
             soft_cap: self.find_positive(&keys::ATTN_SOFT_CAP)?.map(|x| x as f32),
             window: None,
             sinks: self.arch.sinks,
-            output_gate: false,
+            output_gate: self.arch.output_gate,
             kv: KvSource::Own,
         })
+    }
+
+    /// In GGUF perhaps one number per layer, 0 for layers without attention.
+    fn kv_heads(&self, num_layers: usize) -> Result<Option<usize>> {
+        let Source::Gguf { metadata, prefix } = &self.source else {
+            return self.find_size(&keys::NUM_KV_HEADS);
+        };
+        let key = format!("{prefix}.attention.head_count_kv");
+        if metadata.find_array_len(&key).ok().flatten().is_none() {
+            return self.find_size(&keys::NUM_KV_HEADS);
+        }
+        let counts = metadata.find_u64_or_array(&key, num_layers)?;
+        let mut counts = counts.unwrap_or_default();
+        counts.retain(|count| *count > 0);
+        counts.dedup();
+        match counts[..] {
+            [] => Ok(None),
+            [count] if count <= 1 << 16 => Ok(Some(count as usize)),
+            _ => Err(Error::unsupported(format!(
+                "`{key}` differs between layers, which is not supported for {}",
+                self.arch.name
+            ))),
+        }
     }
 
     /// GGUF files of the older kind leave the head size out; the shape of q knows it.

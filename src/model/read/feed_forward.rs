@@ -1,8 +1,11 @@
 //! The feed-forward part.
 
+use serde_json::Value;
+
 use super::source::Reader;
 use crate::error::{Error, Result};
 use crate::model::arch::keys;
+use crate::model::arch::rules::FeedForwardWidth;
 use crate::model::config::{DenseConfig, FeedForwardConfig};
 use crate::ops::gated_act::Activation;
 
@@ -10,10 +13,34 @@ impl Reader<'_> {
     /// The feed-forward part of all layers.
     pub(super) fn feed_forward(&self) -> Result<FeedForwardConfig> {
         Ok(FeedForwardConfig::Dense(DenseConfig {
-            intermediate: self.size(&keys::INTERMEDIATE_SIZE)?,
+            intermediate: self.feed_forward_width()?,
             activation: self.activation()?,
             bias: self.bias(self.arch.biases.feed_forward),
         }))
+    }
+
+    fn feed_forward_width(&self) -> Result<usize> {
+        if self.arch.feed_forward_width == FeedForwardWidth::Plain || !self.is_hf() {
+            return self.size(&keys::INTERMEDIATE_SIZE);
+        }
+        let width = match self.find_size(&keys::BLOCK_FF_DIM)? {
+            Some(width) => width,
+            None => self.size(&keys::INTERMEDIATE_SIZE)?,
+        };
+        let adjusts = self.hf("block_auto_adjust_ff_dim").and_then(Value::as_bool);
+        if adjusts == Some(false) {
+            return Ok(width);
+        }
+        // As Lfm2MLP: without a multiplier nothing is rounded either.
+        let width = 2 * width / 3;
+        match self.find_positive(&keys::FFN_MULTIPLIER)? {
+            None => Ok(width),
+            Some(factor) => {
+                let multiple = self.size(&keys::FFN_MULTIPLE_OF)?;
+                let width = (factor * width as f64).clamp(1.0, f64::from(1 << 24)) as usize;
+                Ok(width.next_multiple_of(multiple))
+            }
+        }
     }
 
     fn activation(&self) -> Result<Activation> {

@@ -6,11 +6,13 @@
 //! |---|---|
 //! | `source.rs` | one field, whatever the container |
 //! | `attention.rs`, `feed_forward.rs` | the parts of layers |
+//! | `recurrent.rs` | which layers are recurrent, and their geometry |
 //! | `windows.rs` | which layers slide |
 //! | `rope.rs` | rotations |
 
 mod attention;
 mod feed_forward;
+mod recurrent;
 mod rope;
 mod source;
 mod windows;
@@ -134,21 +136,27 @@ impl Reader<'_> {
         let ropes = self.ropes(attention.key_dim)?;
         let rotates = self.rotating_layers(num_layers)?;
         let windows = self.windows(&rotates)?;
-        let layer = |(window, rotates): (Option<usize>, bool)| {
+        let attention = |window: Option<usize>, rotates: bool| {
             let local = self.arch.local_rope && window.is_some();
             let rotates =
                 rotates && (self.arch.rope_layers != RopeLayers::Sliding || window.is_some());
-            LayerConfig {
-                mixer: MixerConfig::Attention(AttentionConfig {
-                    window,
-                    rope: rotates.then_some(usize::from(local)),
-                    ..attention.clone()
-                }),
-                feed_forward: feed_forward.clone(),
-                norms: self.arch.norms,
-            }
+            MixerConfig::Attention(AttentionConfig {
+                window,
+                rope: rotates.then_some(usize::from(local)),
+                ..attention.clone()
+            })
         };
-        let layers = windows.into_iter().zip(rotates).map(layer).collect();
+        let recurrent = self.recurrent(num_layers, hidden_size)?.into_iter();
+        let mixers = windows.into_iter().zip(rotates).zip(recurrent);
+        let layer =
+            |((window, rotates), recurrent): ((Option<usize>, bool), Option<MixerConfig>)| {
+                LayerConfig {
+                    mixer: recurrent.unwrap_or_else(|| attention(window, rotates)),
+                    feed_forward: feed_forward.clone(),
+                    norms: self.arch.norms,
+                }
+            };
+        let layers = mixers.map(layer).collect();
         Ok((ropes, layers))
     }
 
@@ -219,8 +227,10 @@ impl Reader<'_> {
 
     fn tied_head(&self) -> Option<bool> {
         self.is_hf().then(|| {
-            self.hf("tie_word_embeddings")
-                .and_then(Value::as_bool)
+            // LFM2's class knows the first name too.
+            let names = ["tie_embedding", "tie_word_embeddings"];
+            let own = names.into_iter().find_map(|name| self.hf(name));
+            own.and_then(Value::as_bool)
                 .unwrap_or(self.arch.tied_by_default)
         })
     }

@@ -53,6 +53,7 @@ impl Reader<'_> {
         }
         let one = |value: &Value| match value.as_str() {
             Some("full_attention") => Ok(false),
+            Some(kind) if Some(kind) == self.arch.recurrence.layer_type() => Ok(false),
             Some("sliding_attention") => Ok(true),
             _ => Err(Error::unsupported(format!(
                 "layer type {value} is not supported"

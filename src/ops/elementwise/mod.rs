@@ -18,6 +18,20 @@ pub fn add_assign(ctx: &Context, x: &mut Tensor, y: &Tensor) {
     });
 }
 
+/// `x *= y`, same shapes.
+pub fn mul_assign(ctx: &Context, x: &mut Tensor, y: &Tensor) {
+    assert_eq!(
+        (x.rows(), x.cols()),
+        (y.rows(), y.cols()),
+        "{x:?} times {y:?}"
+    );
+    let y = y.as_slice();
+    in_parts(ctx, x, |part, at| {
+        let y = &y[at..at + part.len()];
+        part.iter_mut().zip(y).for_each(|(x, y)| *x *= y);
+    });
+}
+
 /// Adds `bias` (as long as a row) to every row.
 pub fn add_bias(ctx: &Context, x: &mut Tensor, bias: &[f32]) {
     assert_eq!(x.cols(), bias.len(), "bias of {} for {x:?}", bias.len());
@@ -123,6 +137,11 @@ mod tests {
             scale(&ctx, &mut x, 3.5);
             for (i, got) in x.as_slice().iter().enumerate() {
                 assert_eq!(*got, ((a[i] + b[i]) + bias[i % 501]) * 3.5);
+            }
+            let mut product = ctx.tensor(37, 501, &a);
+            mul_assign(&ctx, &mut product, &ctx.tensor(37, 501, &b));
+            for (i, got) in product.as_slice().iter().enumerate() {
+                assert_eq!(*got, a[i] * b[i]);
             }
             let before = x.as_slice().to_vec();
             soft_cap(&ctx, &mut x, 2.0);
