@@ -280,3 +280,24 @@ fn no_more_than_the_limit_run_at_once() {
         assert!(machine.scheduler.num_running() <= 3);
     }
 }
+
+#[test]
+fn equal_prompts_of_two_variants_do_not_share_blocks() {
+    let mut scheduler = Scheduler::new(Limits {
+        num_blocks: 16,
+        max_num_seqs: 4,
+    });
+    let prompt: Vec<u32> = (0..40).collect();
+    let budget = Budget {
+        tokens: 512,
+        beside_decodes: 512,
+    };
+    for (id, variant, cached) in [(1, 0, 0), (2, 1, 0), (3, 1, 32), (4, 0, 32)] {
+        scheduler.add_variant(id, prompt.clone(), variant);
+        let step = scheduler.schedule(budget);
+        scheduler.commit(&step);
+        assert_eq!(scheduler.cached_tokens(id), cached, "sequence {id}");
+        assert_eq!(scheduler.variant(id), variant);
+        scheduler.remove(id);
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::source::Reader;
 use crate::error::{Error, Result};
+use crate::formats::TensorSource;
 use crate::model::arch::keys;
 use crate::model::config::{DenseConfig, FeedForwardConfig};
 use crate::ops::gated_act::Activation;
@@ -10,10 +11,21 @@ impl Reader<'_> {
     /// The feed-forward part of all layers.
     pub(super) fn feed_forward(&self) -> Result<FeedForwardConfig> {
         Ok(FeedForwardConfig::Dense(DenseConfig {
-            intermediate: self.size(&keys::INTERMEDIATE_SIZE)?,
+            intermediate: self.intermediate_size()?,
             activation: self.activation()?,
             bias: self.bias(self.arch.biases.feed_forward),
         }))
+    }
+
+    /// GGUF files of the older kind leave the width out; the shape of down knows it.
+    fn intermediate_size(&self) -> Result<usize> {
+        match self.find_size(&keys::INTERMEDIATE_SIZE)? {
+            Some(size) => Ok(size),
+            None => match self.weights.find("blk.0.ffn_down.weight") {
+                Some(down) if !self.is_hf() && down.info.shape.len() == 2 => Ok(down.info.shape[1]),
+                _ => self.size(&keys::INTERMEDIATE_SIZE),
+            },
+        }
     }
 
     fn activation(&self) -> Result<Activation> {
