@@ -437,3 +437,25 @@ fn sequences_wait_for_a_state_slot_and_copies_give_way_to_them() {
     machine.run_to_end();
     assert_eq!(machine.finished.len(), 6);
 }
+
+#[test]
+fn equal_prompts_of_two_variants_do_not_share_blocks() {
+    let mut scheduler = Scheduler::new(Limits {
+        num_blocks: 16,
+        max_num_seqs: 4,
+        states: None,
+    });
+    let prompt: Vec<u32> = (0..40).collect();
+    let budget = Budget {
+        tokens: 512,
+        beside_decodes: 512,
+    };
+    for (id, variant, cached) in [(1, 0, 0), (2, 1, 0), (3, 1, 32), (4, 0, 32)] {
+        scheduler.add_variant(id, prompt.clone(), variant);
+        let step = scheduler.schedule(budget);
+        scheduler.commit(&step);
+        assert_eq!(scheduler.cached_tokens(id), cached, "sequence {id}");
+        assert_eq!(scheduler.variant(id), variant);
+        scheduler.remove(id);
+    }
+}

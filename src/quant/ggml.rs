@@ -376,4 +376,40 @@ mod tests {
             Encoding::ALL.into_iter().map(Encoding::name).collect();
         assert_eq!(every_name.len(), Encoding::ALL.len());
     }
+
+    #[test]
+    fn floats_that_are_none_are_found_in_every_encoding_and_finite_ones_are_not() {
+        /// An encoding, its largest finite element and two that are none.
+        type Case = (Encoding, &'static [u8], [&'static [u8]; 2]);
+        let cases: [Case; 5] = [
+            (
+                Encoding::F32,
+                &[0xff, 0xff, 0x7f, 0xff],
+                [&[0, 0, 0x80, 0x7f], &[1, 0, 0x80, 0xff]],
+            ),
+            (Encoding::F16, &[0xff, 0xfb], [&[0, 0x7c], &[1, 0xfc]]),
+            (
+                Encoding::BF16,
+                &[0x7f, 0xff],
+                [&[0x80, 0x7f], &[0x81, 0xff]],
+            ),
+            (Encoding::F8E4M3, &[0xfe], [&[0x7f], &[0xff]]),
+            (Encoding::F8E5M2, &[0xfb], [&[0x7c], &[0xff]]),
+        ];
+        for (encoding, largest, bad) in cases {
+            let mut bytes = largest.repeat(3000);
+            assert_eq!(encoding.find_non_finite(&bytes), None, "{encoding:?}");
+            for bad in bad {
+                let at = 2500 * bad.len();
+                let old = bytes.splice(at..at + bad.len(), bad.iter().copied());
+                let old: Vec<u8> = old.collect();
+                assert_eq!(
+                    encoding.find_non_finite(&bytes),
+                    Some(2500),
+                    "{encoding:?} {bad:?}"
+                );
+                bytes.splice(at..at + bad.len(), old);
+            }
+        }
+    }
 }

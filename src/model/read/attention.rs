@@ -21,7 +21,7 @@ impl Reader<'_> {
         }
         let key_dim = match self.find_size(&keys::HEAD_DIM)? {
             Some(size) => size,
-            None => self.head_dim_from_shapes(hidden, heads)?,
+            None => self.head_dim_from_shapes(hidden, heads, kv_heads)?,
         };
         self.check_value_dim(key_dim)?;
         Ok(AttentionConfig {
@@ -67,13 +67,21 @@ impl Reader<'_> {
         }
     }
 
-    /// GGUF files of the older kind leave the head size out; the shape of q knows it.
-    fn head_dim_from_shapes(&self, hidden_size: usize, num_heads: usize) -> Result<usize> {
-        if !self.is_hf()
-            && let Some(q) = self.weights.find("blk.0.attn_q.weight")
-            && q.info.shape[0].is_multiple_of(num_heads)
-        {
-            return Ok(q.info.shape[0] / num_heads);
+    /// GGUF files of the older kind leave the head size out; the shape of q, or of q, k and v together, knows it.
+    fn head_dim_from_shapes(
+        &self,
+        hidden_size: usize,
+        num_heads: usize,
+        kv_heads: usize,
+    ) -> Result<usize> {
+        let fused = ("blk.0.attn_qkv.weight", num_heads + 2 * kv_heads);
+        for (name, heads) in [("blk.0.attn_q.weight", num_heads), fused] {
+            if !self.is_hf()
+                && let Some(tensor) = self.weights.find(name)
+                && tensor.info.shape[0].is_multiple_of(heads)
+            {
+                return Ok(tensor.info.shape[0] / heads);
+            }
         }
         if !hidden_size.is_multiple_of(num_heads) {
             let text = format!(

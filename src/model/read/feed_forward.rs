@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::source::Reader;
 use crate::error::{Error, Result};
+use crate::formats::TensorSource;
 use crate::model::arch::keys;
 use crate::model::arch::rules::FeedForwardWidth;
 use crate::model::config::{DenseConfig, FeedForwardConfig};
@@ -21,7 +22,7 @@ impl Reader<'_> {
 
     fn feed_forward_width(&self) -> Result<usize> {
         if self.arch.feed_forward_width == FeedForwardWidth::Plain || !self.is_hf() {
-            return self.size(&keys::INTERMEDIATE_SIZE);
+            return self.intermediate_size();
         }
         let width = match self.find_size(&keys::BLOCK_FF_DIM)? {
             Some(width) => width,
@@ -40,6 +41,17 @@ impl Reader<'_> {
                 let width = (factor * width as f64).clamp(1.0, f64::from(1 << 24)) as usize;
                 Ok(width.next_multiple_of(multiple))
             }
+        }
+    }
+
+    /// GGUF files of the older kind leave the width out; the shape of down knows it.
+    fn intermediate_size(&self) -> Result<usize> {
+        match self.find_size(&keys::INTERMEDIATE_SIZE)? {
+            Some(size) => Ok(size),
+            None => match self.weights.find("blk.0.ffn_down.weight") {
+                Some(down) if !self.is_hf() && down.info.shape.len() == 2 => Ok(down.info.shape[1]),
+                _ => self.size(&keys::INTERMEDIATE_SIZE),
+            },
         }
     }
 
