@@ -294,122 +294,59 @@ mod tests {
         }
     }
 
-    #[test]
-    fn equals_the_formula_whatever_the_chunks_blocks_level_and_threads() {
-        let plain = AttentionOptions {
-            scale: 0.3,
-            window: None,
-            soft_cap: None,
-            sinks: None,
+    const PLAIN: AttentionOptions<'static> = AttentionOptions {
+        scale: 0.3,
+        window: None,
+        soft_cap: None,
+        sinks: None,
+    };
+
+    /// Heads, key/value heads, sizes of key and value, length, options.
+    fn cases() -> Vec<Case> {
+        let window = |window: usize| AttentionOptions {
+            window: Some(window),
+            ..PLAIN
         };
-        let cases = [
-            Case::new(
-                1,
-                PageShape {
-                    kv_heads: 1,
-                    key_dim: 8,
-                    value_dim: 8,
-                },
-                1,
-                plain,
-            ),
-            Case::new(
-                6,
-                PageShape {
-                    kv_heads: 2,
-                    key_dim: 24,
-                    value_dim: 24,
-                },
-                70,
-                plain,
-            ),
-            Case::new(
-                7,
-                PageShape {
-                    kv_heads: 1,
-                    key_dim: 12,
-                    value_dim: 20,
-                },
-                33,
-                plain,
-            ),
-            Case::new(
+        let with_sinks = |sinks: &'static [f32], options| AttentionOptions {
+            sinks: Some(sinks),
+            ..options
+        };
+        let capped = AttentionOptions {
+            soft_cap: Some(2.0),
+            ..window(64)
+        };
+        let far = with_sinks(&[1.0, -1.0], window(SPAN_KEYS + 33));
+        [
+            (1, (1, 8, 8), 1, PLAIN),
+            (6, (2, 24, 24), 70, PLAIN),
+            (7, (1, 12, 20), 33, PLAIN),
+            (4, (4, 64, 64), 150, PLAIN),
+            (4, (2, 16, 16), 140, window(9)),
+            (4, (2, 16, 16), 140, capped),
+            (
                 4,
-                PageShape {
-                    kv_heads: 4,
-                    key_dim: 64,
-                    value_dim: 64,
-                },
-                150,
-                plain,
-            ),
-            Case::new(
-                4,
-                PageShape {
-                    kv_heads: 2,
-                    key_dim: 16,
-                    value_dim: 16,
-                },
-                140,
-                AttentionOptions {
-                    window: Some(9),
-                    ..plain
-                },
-            ),
-            Case::new(
-                4,
-                PageShape {
-                    kv_heads: 2,
-                    key_dim: 16,
-                    value_dim: 16,
-                },
-                140,
-                AttentionOptions {
-                    window: Some(64),
-                    soft_cap: Some(2.0),
-                    ..plain
-                },
-            ),
-            Case::new(
-                4,
-                PageShape {
-                    kv_heads: 2,
-                    key_dim: 16,
-                    value_dim: 16,
-                },
+                (2, 16, 16),
                 90,
-                AttentionOptions {
-                    sinks: Some(&[-2.0, 0.5, 30.0, 3.0]),
-                    ..plain
-                },
+                with_sinks(&[-2.0, 0.5, 30.0, 3.0], PLAIN),
             ),
             // More than one span, more rows than a pass holds, and windows that begin in a later span.
-            Case::new(
-                5,
-                PageShape {
-                    kv_heads: 1,
-                    key_dim: 8,
-                    value_dim: 72,
-                },
-                SPAN_KEYS + 90,
-                plain,
-            ),
-            Case::new(
-                2,
-                PageShape {
-                    kv_heads: 2,
-                    key_dim: 8,
-                    value_dim: 32,
-                },
-                2 * SPAN_KEYS + 70,
-                AttentionOptions {
-                    window: Some(SPAN_KEYS + 33),
-                    sinks: Some(&[1.0, -1.0]),
-                    ..plain
-                },
-            ),
-        ];
-        for case in cases {
+            (5, (1, 8, 72), SPAN_KEYS + 90, PLAIN),
+            (2, (2, 8, 32), 2 * SPAN_KEYS + 70, far),
+        ]
+        .map(|(heads, (kv_heads, key_dim, value_dim), length, options)| {
+            let shape = PageShape {
+                kv_heads,
+                key_dim,
+                value_dim,
+            };
+            Case::new(heads, shape, length, options)
+        })
+        .into()
+    }
+
+    #[test]
+    fn equals_the_formula_whatever_the_chunks_blocks_level_and_threads() {
+        for case in cases() {
             let expected = case.oracle();
             let needed = case.length.div_ceil(BLOCK_TOKENS) as u32;
             let straight: Vec<u32> = (0..needed).collect();
