@@ -1,12 +1,16 @@
 //! The recurrent state of one sequence: where it lies, and at which blocks copies of it are kept.
 //!
 //! Kept are the state behind the last block of a prompt that a later prompt may share, behind the block where another
-//! prompt is known to part from this one, at regular distances (`interval`), and the newest one of all, which makes up for a
-//! preemption and which a conversation goes on from.
+//! prompt is known to part from this one, at regular distances (`interval`), and the newest one of all, which a conversation
+//! goes on from. A preempted sequence loses the end of its chain to those that it made room for, so two older ones are kept
+//! besides the newest (`STEPS`).
 
 use std::collections::BTreeSet;
 
 use crate::kv::{BLOCK_TOKENS, Link, StatePool, StateUse};
+
+/// Behind the newest copy the last ones stay that lie at multiples of these many blocks.
+const STEPS: [usize; 2] = [4, 16];
 
 /// What a running sequence has of the pool.
 #[derive(Debug)]
@@ -19,8 +23,8 @@ pub(super) struct SequenceState {
     marks: BTreeSet<usize>,
     /// (blocks, slot) of copies that the step under way makes.
     saves: Vec<(usize, u32)>,
-    /// The newest copy, when nothing but its being the newest keeps it.
-    newest: Option<Link>,
+    /// (blocks, chain) of copies that only their being new keeps, ascending.
+    passing: Vec<(usize, Link)>,
 }
 
 impl SequenceState {
@@ -44,7 +48,7 @@ impl SequenceState {
             from,
             marks: BTreeSet::new(),
             saves: Vec::new(),
-            newest: None,
+            passing: Vec::new(),
         })
     }
 
@@ -95,11 +99,22 @@ impl SequenceState {
         interval: usize,
     ) {
         let is_new = pool.keep(slot, link);
-        if let Some(older) = self.newest.take() {
-            pool.forget_unread(older);
-        }
+        let last_at = |step: usize| {
+            let mut older = self.passing.iter().rev().map(|(at, _)| *at);
+            older.find(|at| at.is_multiple_of(step))
+        };
+        let stay = STEPS.map(last_at);
+        self.passing.retain(|(at, link)| {
+            let stays = stay.contains(&Some(*at));
+            if !stays {
+                pool.forget_unread(*link);
+            }
+            stays
+        });
         let stays = blocks.is_multiple_of(interval) || self.marks.contains(&blocks);
-        self.newest = (is_new && !stays).then_some(link);
+        if is_new && !stays {
+            self.passing.push((blocks, link));
+        }
     }
 
     /// Gives back all but what is kept.
