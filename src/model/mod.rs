@@ -17,11 +17,17 @@
 //! | `batch.rs` | what one forward pass computes |
 //! | `transformer.rs` | the forward pass |
 //! | `work.rs` | what layers cost |
+//! | `kind.rs` | [`ModelKind`]: chat, embedding or reranker, told by the description |
+//! | `encoder/` | BERT and RoBERTa |
+//! | `embedder/` | [`Embedder`](embedder::Embedder): texts to vectors and scores |
 //! | `plan.rs` | bytes for weights, KV and activations |
 
 pub mod arch;
 mod batch;
 mod config;
+pub mod embedder;
+pub mod encoder;
+mod kind;
 mod layers;
 mod load;
 mod names;
@@ -33,6 +39,7 @@ mod work;
 
 pub use batch::{Batch, Sequence};
 pub use config::*;
+pub use kind::ModelKind;
 pub use load::{LoadOptions, LoadedModel, assemble, load, weigh};
 pub use names::{Part, PartNames};
 pub use read::read_config;

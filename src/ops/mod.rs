@@ -15,12 +15,16 @@
 //! | [`kv_write`] | keys and values into cache pages |
 //! | [`attention`] | softmax(q·k)·v over cache pages |
 //! | [`gated_act`] | act(gate) × up |
+//! | [`activate`] | activation functions without a gate |
+//! | [`encoder_attention`] | softmax(q·k)·v within each sequence of a batch, without mask or cache |
+//! | [`pool`] | one vector of a sequence's rows |
 //! | [`elementwise`] | add, scale, clamp, gate, soft cap |
 //!
 //! [`ceilings`] measures what the machine can do at most.
 //!
 //! To add an op, see `docs/architecture.md`, "Adding an op".
 
+pub mod activate;
 pub mod attention;
 mod buffer;
 #[doc(hidden)]
@@ -29,11 +33,13 @@ pub mod ceilings;
 pub mod cpu_level;
 pub mod elementwise;
 pub mod embed;
+pub mod encoder_attention;
 pub mod gated_act;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod matmul;
 pub mod norm;
+pub mod pool;
 pub mod qmatmul;
 pub mod rope;
 pub mod simd;

@@ -121,6 +121,7 @@ impl Loader for ScriptedLoader {
             None => scripted::model(engine),
         };
         let model = model.with_sampling_defaults(scripted.defaults);
+        let model = model.into();
         Ok(Loaded { model, ended })
     }
 }
