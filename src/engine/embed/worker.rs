@@ -241,6 +241,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::Sender;
 
+    use super::super::Outputs;
     use super::*;
     use crate::error::ErrorKind;
     use crate::ops::CpuLevel;
