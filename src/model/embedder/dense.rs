@@ -97,13 +97,10 @@ impl Dense {
     pub fn load(ctx: &Context, folder: &Path, path: WeightPath) -> Result<Self> {
         let config = DenseConfig::read(folder)?;
         let weights = formats::open(folder).map_err(|error| {
-            if folder.join("pytorch_model.bin").is_file() {
-                return error.with_hint(
-                    "the folder has a `pytorch_model.bin`, which this program does not read; save the model with a newer \
-                     version of sentence-transformers",
-                );
-            }
-            error
+            error.with_hint(
+                "the weights of the module must be in `model.safetensors`; a `pytorch_model.bin` is not read: save the model \
+                 with a newer version of sentence-transformers",
+            )
         })?;
         let mut tensors =
             Tensors::new(&weights, "dense module", path, |name| Some(name.to_owned()))?;
