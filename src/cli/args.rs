@@ -337,9 +337,13 @@ pub struct EvalArgs {
     /// Continue greedily by this many tokens and print their ids
     #[arg(long, value_name = "N")]
     pub greedy: Option<NonZeroUsize>,
+    /// Texts for an embedding model (`{"inputs": [text…]}`: prints vectors) or pairs for a reranker (`{"pairs": [[query,
+    /// document]…]}`: prints scores)
+    #[arg(long, value_name = "FILE.json", value_parser = parse_path, conflicts_with_all = ["text", "tokens", "logits", "greedy"])]
+    pub inputs: Option<PathBuf>,
     /// Check on this machine that answers never depend on company, cache, chunks, blocks, threads or instruction set: compares
     /// the bits of the logits of built-in prompts, or of those in `--tokens`
-    #[arg(long, conflicts_with_all = ["text", "logits", "greedy"])]
+    #[arg(long, conflicts_with_all = ["text", "logits", "greedy", "inputs"])]
     pub contract: bool,
     /// Decode weights to 32-bit floats and compute with plain code: slow and exact
     #[arg(long)]

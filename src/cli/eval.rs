@@ -1,6 +1,7 @@
 //! `eval`: perplexity, logits and greedy tokens, to compare with a reference; and the numerical contract.
 
 mod contract;
+mod embedding;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,10 +15,10 @@ use super::Printer;
 use super::args::EvalArgs;
 use super::load::{context, locate};
 use crate::error::{Error, Result};
-use crate::host::TextParts;
+use crate::host::{TextParts, wrong_kind};
 use crate::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use crate::model::plan::CHUNK_TOKENS;
-use crate::model::{Batch, LoadOptions, LoadedModel, Sequence, Transformer, load};
+use crate::model::{Batch, LoadOptions, LoadedModel, ModelKind, Sequence, Transformer, load};
 use crate::nn::WeightPath;
 use crate::ops::Context;
 use crate::text::Specials;
@@ -44,14 +45,27 @@ pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     } else {
         WeightPath::Fast
     };
+    let kind = ModelKind::of_folder(&located.path);
     if args.contract {
         let prompts = match &args.tokens {
             Some(file) => Some(read_prompts(file)?),
             None => None,
         };
+        if kind != ModelKind::Chat {
+            let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
+            return embedding::contract(&ctx, &located, path, prompts, printer);
+        }
         return contract::execute(args, &located, path, prompts, printer);
     }
     let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
+    if let Some(file) = &args.inputs {
+        return embedding::execute(&ctx, &located, path, file, printer);
+    }
+    if kind != ModelKind::Chat {
+        return Err(wrong_kind(kind, ModelKind::Chat)
+            .context(format!("cannot use `{}`", located.name()))
+            .with_hint("give `--inputs FILE.json` or `--contract`"));
+    }
     let model = load(&ctx, &located.path, LoadOptions { path })
         .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
     if let Some(file) = &args.text {
@@ -64,12 +78,12 @@ pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
 }
 
 fn check(args: &EvalArgs) -> Result<()> {
-    if args.contract {
+    if args.contract || args.inputs.is_some() {
         return Ok(());
     }
     if args.text.is_none() && args.tokens.is_none() {
         return Err(Error::invalid(
-            "nothing to evaluate: give `--text FILE`, `--tokens FILE.json` or `--contract`",
+            "nothing to evaluate: give `--text FILE`, `--tokens FILE.json`, `--inputs FILE.json` or `--contract`",
         ));
     }
     if args.tokens.is_none() && (args.logits.is_some() || args.greedy.is_some()) {

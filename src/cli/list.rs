@@ -7,7 +7,7 @@ use super::Printer;
 use super::args::ListArgs;
 use crate::env;
 use crate::error::Result;
-use crate::model::arch::is_supported;
+use crate::model::is_supported;
 use crate::store::{self, LocalModel};
 use crate::units::format_size;
 

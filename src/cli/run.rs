@@ -45,7 +45,7 @@ pub fn execute(args: &RunArgs, printer: &Printer) -> Result<ExitCode> {
             context: args.max_context_len()?,
             max_num_seqs: Some(1),
         };
-        Ok(host::load_model(&located.name(), &located.path, ctx, wish)?.model)
+        host::load_model(&located.name(), &located.path, ctx, wish)
     })
 }
 

@@ -32,6 +32,13 @@ pub struct Submission {
 #[derive(Debug)]
 pub struct QueueSlot(Arc<AtomicUsize>);
 
+impl QueueSlot {
+    /// Stands for a place that was counted in `waiting`.
+    pub(super) fn new(waiting: Arc<AtomicUsize>) -> Self {
+        Self(waiting)
+    }
+}
+
 impl Drop for QueueSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);

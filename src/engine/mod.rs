@@ -5,6 +5,7 @@
 
 mod active;
 pub mod contract;
+pub mod embed;
 mod handle;
 mod pacer;
 pub mod request;

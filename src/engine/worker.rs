@@ -378,7 +378,7 @@ fn shape(step: &Step) -> (usize, usize) {
     (decodes, tokens - decodes)
 }
 
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic
         .downcast_ref::<&str>()
         .map(|text| (*text).to_owned())

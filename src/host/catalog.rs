@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::Result;
+use crate::model::ModelKind;
 use crate::store::{
-    self, Geometry, LocalModel, Registry, RegistryEntry, load_registry, update_registry,
+    self, Geometry, LocalModel, Registry, RegistryEntry, Weights, load_registry, update_registry,
 };
 
 /// A scan is repeated after so long even if no folder has changed: files may have grown.
@@ -21,7 +22,7 @@ pub(super) struct Catalog {
     dir: PathBuf,
     scanned: Mutex<Option<Scanned>>,
     /// By the path that is loaded and the time of its last change.
-    geometries: Mutex<HashMap<(PathBuf, u64), Geometry>>,
+    geometries: Mutex<HashMap<(PathBuf, u64), (Geometry, ModelKind)>>,
 }
 
 struct Scanned {
@@ -34,6 +35,8 @@ struct Scanned {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Description {
     pub geometry: Geometry,
+    /// What it does.
+    pub kind: ModelKind,
     /// Last change of its folder or file, in Unix seconds.
     pub changed_secs: u64,
 }
@@ -82,13 +85,14 @@ impl Catalog {
             .map_or(0, unix_seconds);
         let key = (path, changed_secs);
         let known = lock(&self.geometries).get(&key).copied();
-        let geometry = known.unwrap_or_else(|| {
-            let geometry = Geometry::of(local);
-            lock(&self.geometries).insert(key, geometry);
-            geometry
+        let (geometry, kind) = known.unwrap_or_else(|| {
+            let described = (Geometry::of(local), kind_of(local));
+            lock(&self.geometries).insert(key, described);
+            described
         });
         Description {
             geometry,
+            kind,
             changed_secs,
         }
     }
@@ -166,6 +170,14 @@ fn subfolders(dir: &Path) -> Vec<PathBuf> {
         .map(|entry| entry.path())
         .filter(|path| path.is_dir())
         .collect()
+}
+
+/// What a model does, by its files.
+fn kind_of(local: &LocalModel) -> ModelKind {
+    match &local.weights {
+        Weights::Gguf { .. } => ModelKind::Chat,
+        Weights::Safetensors(_) => ModelKind::of_folder(&local.dir),
+    }
 }
 
 /// Seconds since 1970; 0 for what is earlier.

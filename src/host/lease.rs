@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::models::Host;
 use super::slots::SlotId;
-use super::{KeepAlive, Model};
+use super::{AnyModel, KeepAlive};
 
 /// One user of a slot, from the moment it is counted.
 pub(super) struct Claim {
@@ -42,12 +42,12 @@ impl Drop for Claim {
 pub struct Lease {
     id: String,
     // Before the claim: who unloads the model when the claim is gone must not wait for this handle.
-    model: Arc<Model>,
+    model: AnyModel,
     claim: Claim,
 }
 
 impl Lease {
-    pub(super) fn new(id: String, model: Arc<Model>, claim: Claim) -> Self {
+    pub(super) fn new(id: String, model: AnyModel, claim: Claim) -> Self {
         Self { id, model, claim }
     }
 
@@ -58,7 +58,7 @@ impl Lease {
 
     /// The model. A clone of it that outlives the lease does not keep the model from being unloaded, but the memory is not
     /// free, and no other model gets it, until the clone is dropped.
-    pub fn model(&self) -> &Arc<Model> {
+    pub fn model(&self) -> &AnyModel {
         &self.model
     }
 

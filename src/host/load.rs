@@ -2,16 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use serde_json::Value;
 
-use super::{Loaded, Model, SamplingDefaults};
+use super::{Model, SamplingDefaults, wrong_kind};
 use crate::engine::worker::{self, WorkerSettings};
 use crate::error::{Error, Result};
 use crate::formats::{self, Weights};
 use crate::memory;
 use crate::model::plan::{self, Plan, Wish};
-use crate::model::{LoadOptions, ModelConfig, assemble, read_config, weigh};
+use crate::model::{LoadOptions, ModelConfig, ModelKind, assemble, read_config, weigh};
 use crate::ops::Context;
 use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
 
@@ -19,16 +20,21 @@ use crate::text::{ChatTemplate, EndTokens, TemplateSources, Tokenizer};
 /// memory there is; what does not fit is refused before it is read.
 ///
 /// # Errors
-/// Those of loading; `OutOfMemory` when weights and context do not fit.
-pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Loaded> {
+/// Those of loading; `OutOfMemory` when weights and context do not fit, `Unsupported` when the model is not made to chat.
+pub fn load_model(name: &str, path: &Path, ctx: Context, wish: Wish) -> Result<Model> {
+    let kind = ModelKind::of_folder(path);
+    if kind != ModelKind::Chat {
+        return Err(wrong_kind(kind, ModelKind::Chat).context(format!("cannot use `{name}`")));
+    }
     let available = memory::capacity();
-    load_planned(
+    let (model, _) = load_planned(
         name,
         path,
         ctx,
         WorkerSettings::default(),
         |config, weight_bytes| plan_memory(config, weight_bytes, wish, available),
-    )
+    )?;
+    Ok(model)
 }
 
 /// The same with `plan`, which plans from configuration and bytes of weights.
@@ -38,7 +44,7 @@ pub(super) fn load_planned(
     ctx: Context,
     mut settings: WorkerSettings,
     plan: impl FnOnce(&ModelConfig, usize) -> Result<Plan>,
-) -> Result<Loaded> {
+) -> Result<(Model, JoinHandle<()>)> {
     let cannot_load = |error: Error| error.context(format!("cannot load `{name}`"));
     let Checkpoint { weights, config } = Checkpoint::open(path).map_err(cannot_load)?;
     let options = LoadOptions::default();
@@ -58,10 +64,7 @@ pub(super) fn load_planned(
         text.end_tokens,
     )
     .with_sampling_defaults(text.sampling);
-    Ok(Loaded {
-        model,
-        ended: running.thread,
-    })
+    Ok((model, running.thread))
 }
 
 /// A checkpoint whose headers have been read.

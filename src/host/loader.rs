@@ -3,7 +3,7 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::Model;
+use super::AnyModel;
 use crate::error::{Error, Result};
 use crate::store::LocalModel;
 
@@ -31,7 +31,7 @@ pub trait Loader: Send + Sync {
 /// A model that runs.
 pub struct Loaded {
     /// The model. Its worker ends when the last handle to the engine is dropped.
-    pub model: Model,
+    pub model: AnyModel,
     /// The worker's thread: the memory is returned when it has ended.
     pub ended: JoinHandle<()>,
 }
@@ -39,7 +39,7 @@ pub struct Loaded {
 /// Told about what happens to models, for metrics. Called outside of locks; must be quick.
 pub trait Observer: Send + Sync {
     /// A model was loaded, in `took`.
-    fn loaded(&self, id: &str, model: &Model, took: Duration) {
+    fn loaded(&self, id: &str, model: &AnyModel, took: Duration) {
         let _ = (id, model, took);
     }
 

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::catalog::unix_seconds;
 use super::models::{Host, shutting_down};
 use super::slots::{Admission, Facts, Phase, SlotId, Slots};
-use super::{Loaded, Model};
+use super::{AnyModel, Loaded};
 use crate::error::{Error, Result};
 use crate::store::{LocalModel, RegistryEntry, Weights};
 use crate::units::{format_duration, format_size};
@@ -95,14 +95,15 @@ impl Host {
     async fn try_load(self: &Arc<Self>, id: SlotId, local: &LocalModel) -> Result<(), Stopped> {
         let (host, model) = (Arc::clone(self), local.clone());
         let plan = move || {
-            let geometry = host.catalog.describe(&model).geometry;
-            Ok((host.loader.plan(&model)?, geometry))
+            let described = host.catalog.describe(&model);
+            Ok((host.loader.plan(&model)?, described))
         };
-        let (bytes, geometry) = guarded(local, plan).await.map_err(Stopped::Refused)?;
+        let (bytes, described) = guarded(local, plan).await.map_err(Stopped::Refused)?;
         if let Some(slot) = self.lock().slots.find_id(id) {
             slot.bytes = bytes;
-            slot.facts.vocab_size = geometry.vocab_size;
-            slot.facts.num_layers = geometry.num_layers;
+            slot.facts.kind = described.kind;
+            slot.facts.vocab_size = described.geometry.vocab_size;
+            slot.facts.num_layers = described.geometry.num_layers;
             slot.phase = Phase::Waiting {
                 since: Instant::now(),
             };
@@ -171,9 +172,9 @@ impl Host {
         id: SlotId,
         local: &LocalModel,
         loaded: Loaded,
-    ) -> Result<(Arc<Model>, Facts), Stopped> {
+    ) -> Result<(AnyModel, Facts), Stopped> {
         let Loaded { model, ended } = loaded;
-        let info = model.engine().info();
+        let info = model.info();
         let (weight_bytes, kv_bytes) = (info.weight_bytes as u64, info.kv_bytes as u64);
         let vocab_size = info.vocab_size as u64;
         let problem = if self.closing.is_cancelled() {
@@ -195,7 +196,6 @@ impl Host {
             let _ = freed.await;
             return Err(problem);
         }
-        let model = Arc::new(model);
         let facts = {
             let mut state = self.lock();
             state.failures.forget(&local.id);
@@ -212,7 +212,7 @@ impl Host {
             slot.bytes = slot.bytes.max(weight_bytes + kv_bytes);
             slot.last_used = Instant::now();
             slot.phase = Phase::Ready {
-                model: Arc::clone(&model),
+                model: model.clone(),
                 ended,
             };
             slot.outcome.send_replace(Some(Ok(())));

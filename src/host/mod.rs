@@ -8,12 +8,15 @@
 //! | `slots.rs` | who is in memory, who may come in, who leaves: numbers only |
 //! | `models.rs`, `loading.rs` | [`Host`]: carries it out, with threads and timers |
 //! | `lease.rs` | [`Lease`]: the right to use a model |
+//! | `embedding.rs`, `any_model.rs` | models that make vectors or scores; a loaded model of any kind |
 //! | `sampling.rs` | how a model wants to be sampled |
 //! | `catalog.rs` | the models on disk and the registry file |
 //!
 //! A model that has a lease is never unloaded, whatever its keep-alive says and whoever needs its memory.
 
+mod any_model;
 mod catalog;
+mod embedding;
 mod lease;
 mod load;
 mod loader;
@@ -26,6 +29,8 @@ mod settings;
 mod slots;
 mod view;
 
+pub use any_model::{AnyModel, wrong_kind};
+pub use embedding::{EmbeddingModel, EmbeddingText};
 pub use lease::Lease;
 pub use load::{TextParts, load_model};
 pub use loader::{Loaded, Loader, Observer};

@@ -4,15 +4,17 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::load::{Checkpoint, load_planned, plan_memory};
-use super::{LoadSettings, Loaded, Loader};
+use super::{EmbeddingModel, EmbeddingText, LoadSettings, Loaded, Loader};
+use crate::engine::embed;
 use crate::engine::worker::WorkerSettings;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::model::embedder::{EmbedderPlan, EmbedderSource};
 use crate::model::plan::{Plan, Wish};
-use crate::model::{ModelConfig, weigh};
+use crate::model::{ModelConfig, ModelKind, weigh};
 use crate::nn::WeightPath;
 use crate::ops::Context;
-use crate::store::LocalModel;
+use crate::store::{LocalModel, Weights};
 use crate::units::format_size;
 
 /// One of so many parts of the machine's memory is left alone: for tokenizers, buffers of requests, and what other programs
@@ -74,6 +76,64 @@ impl ModelLoader {
         }
     }
 
+    /// Plans an embedding model or reranker; as [`ModelLoader::plan_within`] for the context of a decoder that nobody asked for.
+    fn plan_texts(&self, source: &EmbedderSource, limit: Option<u64>) -> Result<EmbedderPlan> {
+        let weight_bytes = source.weight_bytes(WeightPath::default())?;
+        let plan = |context, available: Option<u64>| {
+            let available = available.and_then(|bytes| usize::try_from(bytes).ok());
+            source.plan(weight_bytes, context, available.unwrap_or(usize::MAX / 2))
+        };
+        if let Some(context) = self.settings.max_context_len {
+            return plan(Some(context), limit);
+        }
+        let useful = USEFUL_CONTEXT.min(source.max_tokens());
+        let weights = weight_bytes as u64;
+        let share = limit.map(|limit| weights + limit.saturating_sub(weights) / 2);
+        match plan(None, share) {
+            Ok(shared) if shared.max_tokens >= useful => Ok(shared),
+            _ => plan(Some(useful), limit).or_else(|_| plan(None, limit)),
+        }
+    }
+
+    fn plan_embedding(&self, model: &LocalModel, limit: Option<u64>) -> Result<u64> {
+        let plan = || {
+            let source = EmbedderSource::open(&model.load_path())?;
+            let plan = self.plan_texts(&source, limit)?;
+            tracing::info!(
+                model = %model.id,
+                weights = %format_size(plan.weight_bytes as u64),
+                kv = %format_size(plan.kv_bytes as u64),
+                activations = %format_size(plan.activation_bytes as u64),
+                longest_text = plan.max_tokens,
+                of = source.max_tokens(),
+                "planned"
+            );
+            Ok(plan)
+        };
+        let plan =
+            plan().map_err(|error: Error| error.context(format!("cannot load `{}`", model.id)))?;
+        self.planned_for().insert(model.id.clone(), limit);
+        Ok(plan.total_bytes() as u64)
+    }
+
+    fn load_embedding(&self, model: &LocalModel, limit: Option<u64>) -> Result<Loaded> {
+        let load = || {
+            let path = model.load_path();
+            let source = EmbedderSource::open(&path)?;
+            let plan = self.plan_texts(&source, limit)?;
+            let text = EmbeddingText::read(&path)?;
+            let ctx = self.ctx.sibling();
+            let embedder = source.load(&ctx, &plan, WeightPath::default())?;
+            let kind = embedder.kind();
+            let running = embed::worker::start(ctx, embedder, &plan, self.settings.max_queued);
+            Ok(Loaded {
+                model: EmbeddingModel::new(kind, running.engine, text).into(),
+                ended: running.thread,
+            })
+        };
+        load().map_err(|error: Error| error.context(format!("cannot load `{}`", model.id)))
+    }
+
     fn announce(&self, model: &LocalModel, config: &ModelConfig, plan: &Plan) {
         let (name, own) = (&model.id, config.max_context);
         if let Some(wanted) = self.settings.max_context_len.filter(|&n| n > own) {
@@ -109,6 +169,9 @@ impl Loader for ModelLoader {
 
     fn plan(&self, model: &LocalModel) -> Result<u64> {
         let limit = self.limit();
+        if is_embedding(model) {
+            return self.plan_embedding(model, limit);
+        }
         let plan = || {
             let Checkpoint { weights, config } = Checkpoint::open(&model.load_path())?;
             let weight_bytes = weigh(&weights, &config, WeightPath::default())?;
@@ -125,18 +188,29 @@ impl Loader for ModelLoader {
     fn load(&self, model: &LocalModel) -> Result<Loaded> {
         let planned_for = self.planned_for().remove(&model.id);
         let limit = planned_for.unwrap_or_else(|| self.limit());
+        if is_embedding(model) {
+            return self.load_embedding(model, limit);
+        }
         let settings = WorkerSettings {
             max_queued: self.settings.max_queued,
             ..WorkerSettings::default()
         };
-        load_planned(
+        let (model, ended) = load_planned(
             &model.id,
             &model.load_path(),
             self.ctx.sibling(),
             settings,
             |config, weight_bytes| self.plan_within(config, weight_bytes, limit),
-        )
+        )?;
+        let model = model.into();
+        Ok(Loaded { model, ended })
     }
+}
+
+/// Whether `model` makes vectors or scores.
+fn is_embedding(model: &LocalModel) -> bool {
+    matches!(model.weights, Weights::Safetensors(_))
+        && ModelKind::of_folder(&model.dir) != ModelKind::Chat
 }
 
 #[cfg(test)]
@@ -232,7 +306,7 @@ mod tests {
         for model in &models {
             let planned = loader.plan(model).unwrap();
             let Loaded { model, ended } = loader.load(model).unwrap();
-            let info = model.engine().info().clone();
+            let info = model.info().clone();
             let taken = (info.weight_bytes + info.kv_bytes) as u64;
             assert!(taken < planned && planned < 64 << 20, "{planned} {info:?}");
             assert_eq!(info.max_queued, 3);

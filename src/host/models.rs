@@ -15,6 +15,7 @@ use super::slots::{Outcome, Phase, Slot, SlotId, Slots};
 use super::view::{ModelEntry, ModelState, RunningModel};
 use super::{HostSettings, KeepAlive, Loader, Observer};
 use crate::error::{Error, Result};
+use crate::model::ModelKind;
 use crate::store::{self, LocalModel};
 use crate::units::format_duration;
 
@@ -110,6 +111,14 @@ impl Host {
         }
     }
 
+    /// What the model with this canonical id does, as far as its files say; `Chat` when there is no such model. Looks at the disk at
+    /// most.
+    pub fn kind(&self, id: &str) -> ModelKind {
+        let models = self.catalog.models().unwrap_or_default();
+        let local = models.iter().find(|local| local.id == id);
+        local.map_or(ModelKind::Chat, |local| self.catalog.describe(local).kind)
+    }
+
     /// All local models with what is known about them, sorted by id. Reads the disk when something has changed there.
     ///
     /// # Errors
@@ -128,6 +137,7 @@ impl Host {
                 id: local.id.clone(),
                 created_secs: described.changed_secs,
                 architecture: local.architecture.clone(),
+                kind: described.kind,
                 vocab_size: described.geometry.vocab_size,
                 num_layers: described.geometry.num_layers,
                 size_bytes: loaded.map_or(local.size_bytes, |known| known.size_bytes),
@@ -208,7 +218,7 @@ impl Host {
         let model = match &slot.phase {
             Phase::Leaving => return Ok(Found::Leaving),
             Phase::Ready { .. } if slot.drains => return Ok(Found::Leaving),
-            Phase::Ready { model, .. } => Some(Arc::clone(model)),
+            Phase::Ready { model, .. } => Some(model.clone()),
             Phase::Planning | Phase::Waiting { .. } | Phase::Loading => None,
         };
         state.slots.begin_use(id, now);
@@ -239,7 +249,7 @@ impl Host {
                 phase: Phase::Ready { model, .. },
                 local,
                 ..
-            }) => Ok(Lease::new(local.id.clone(), Arc::clone(model), claim)),
+            }) => Ok(Lease::new(local.id.clone(), model.clone(), claim)),
             _ => Err(Error::unavailable("the model was unloaded").with_hint("try again")),
         }
     }
@@ -399,7 +409,7 @@ impl State {
 
 fn shown(slot: &Slot, now: Instant) -> RunningModel {
     let (stats, kv_blocks) = match &slot.phase {
-        Phase::Ready { model, .. } => (model.engine().stats(), model.engine().info().num_blocks),
+        Phase::Ready { model, .. } => (model.stats(), model.info().num_blocks),
         _ => Default::default(),
     };
     let state = match slot.phase {
@@ -412,6 +422,7 @@ fn shown(slot: &Slot, now: Instant) -> RunningModel {
         id: slot.local.id.clone(),
         state,
         architecture: slot.local.architecture.clone(),
+        kind: slot.facts.kind,
         vocab_size: slot.facts.vocab_size,
         num_layers: slot.facts.num_layers,
         idle: if is_used {

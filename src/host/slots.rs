@@ -4,15 +4,15 @@
 //! the moment it is granted until its memory is really free, so loads in progress and models that are leaving count.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::{KeepAlive, Model};
+use super::{AnyModel, KeepAlive};
 use crate::error::{Error, Result};
+use crate::model::ModelKind;
 use crate::store::LocalModel;
 use crate::units::format_size;
 
@@ -32,7 +32,7 @@ pub(super) enum Phase {
     Loading,
     /// It answers.
     Ready {
-        model: Arc<Model>,
+        model: AnyModel,
         ended: JoinHandle<()>,
     },
     /// Its memory is about to be free.
@@ -42,6 +42,7 @@ pub(super) enum Phase {
 /// What is known about the model in a slot.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Facts {
+    pub kind: ModelKind,
     pub vocab_size: u64,
     pub num_layers: u64,
     pub weight_bytes: u64,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::model::ModelKind;
+
 /// A local model, loaded or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelEntry {
@@ -11,6 +13,8 @@ pub struct ModelEntry {
     pub created_secs: u64,
     /// Class name, or GGUF architecture followed by ` (GGUF)`.
     pub architecture: String,
+    /// What it does.
+    pub kind: ModelKind,
     /// Rows of the output matrix; 0 when the files do not say.
     pub vocab_size: u64,
     /// Layers; 0 when the files do not say.
@@ -43,6 +47,8 @@ pub struct RunningModel {
     pub state: ModelState,
     /// Class name, or GGUF architecture followed by ` (GGUF)`.
     pub architecture: String,
+    /// What it does.
+    pub kind: ModelKind,
     /// Rows of the output matrix; 0 while loading.
     pub vocab_size: u64,
     /// Layers; 0 when not known.

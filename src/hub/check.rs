@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::{Hub, Listing, RemoteFile};
 use crate::error::{Error, ErrorKind, Result};
 use crate::formats::gguf::header::{self, Header, HeaderError, Value};
-use crate::model::{arch, check_description};
+use crate::model::{arch, check_supported};
 use crate::quant::Encoding;
 
 /// The first window, and the largest: headers grow with the vocabulary and stay far below.
@@ -77,8 +77,8 @@ pub fn check_config(hub: &Hub, listing: &Listing, shared: &[RemoteFile]) -> Resu
         Ok(json) => json,
         Err(error) => return unknown(format!("`config.json` is not JSON: {error}")),
     };
-    match check_description(&json) {
-        Ok(row) => Ok(Checked::Readable(row.name.to_owned())),
+    match check_supported(&json) {
+        Ok(name) => Ok(Checked::Readable(name.to_owned())),
         Err(error) if error.kind() == ErrorKind::Unsupported => Err(error.context("`config.json`")),
         Err(error) => unknown(error.chain()),
     }

@@ -4,7 +4,8 @@
 
 use serde_json::Value;
 
-use super::arch::{Architecture, find_hf, find_model_type};
+use super::arch::{self, Architecture, find_hf, find_model_type};
+use super::encoder::find_class;
 use crate::error::{Error, Result};
 
 /// The row of the architecture table for a `config.json`: by the first known of its classes, or its model type when it names
@@ -31,6 +32,24 @@ pub fn check_description(json: &Value) -> Result<&'static Architecture> {
         refuse_quantized(object)?;
     }
     Ok(arch)
+}
+
+/// The name of what `config.json` describes: an architecture of the table, or an encoder's class.
+///
+/// # Errors
+/// As [`check_description`].
+pub fn check_supported(json: &Value) -> Result<&'static str> {
+    let classes = json.get("architectures").and_then(Value::as_array);
+    let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
+    match classes.find_map(find_class) {
+        Some(encoder) => refuse_quantized(json).map(|()| encoder.name),
+        None => check_description(json).map(|row| row.name),
+    }
+}
+
+/// Whether this build runs what a model's list calls its architecture: a class name, or a GGUF architecture followed by ` (GGUF)`.
+pub fn is_supported(name: &str) -> bool {
+    arch::is_supported(name) || find_class(name).is_some()
 }
 
 /// Embedding models are made of decoders by this switch.
@@ -63,6 +82,25 @@ mod tests {
 
     fn refusal(json: &Value) -> String {
         check_description(json).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn encoders_are_supported_as_decoders_are() {
+        let bert = json!({"architectures": ["BertModel"], "model_type": "bert"});
+        assert_eq!(check_supported(&bert).unwrap(), "BertModel");
+        assert_eq!(
+            check_supported(&json!({"model_type": "llama"})).unwrap(),
+            "Llama"
+        );
+        assert!(check_supported(&json!({"architectures": ["MambaForCausalLM"]})).is_err());
+        let is = [
+            "BertModel",
+            "LlamaForCausalLM",
+            "llama (GGUF)",
+            "bert (GGUF)",
+            "Mamba",
+        ];
+        assert_eq!(is.map(is_supported), [true, true, true, false, false]);
     }
 
     #[test]

@@ -18,12 +18,18 @@
 //! | `batch.rs` | what one forward pass computes |
 //! | `transformer.rs` | the forward pass |
 //! | `work.rs` | what layers cost |
+//! | `kind.rs` | [`ModelKind`]: chat, embedding or reranker, told by the description |
+//! | `encoder/` | BERT and RoBERTa |
+//! | `embedder/` | [`Embedder`](embedder::Embedder): texts to vectors and scores |
 //! | `plan.rs` | bytes for weights, KV and activations |
 
 pub mod arch;
 mod batch;
 mod config;
 mod describe;
+pub mod embedder;
+pub mod encoder;
+mod kind;
 mod layers;
 mod load;
 mod names;
@@ -35,7 +41,8 @@ mod work;
 
 pub use batch::{Batch, Sequence};
 pub use config::*;
-pub use describe::check_description;
+pub use describe::{check_supported, is_supported};
+pub use kind::ModelKind;
 pub use load::{LoadOptions, LoadedModel, assemble, load, weigh};
 pub use names::{Part, PartNames};
 pub use read::read_config;

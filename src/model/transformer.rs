@@ -83,9 +83,7 @@ impl Transformer {
     /// # Errors
     /// `Invalid` for a token id outside the vocabulary.
     pub fn forward(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
-        let x = self.hidden_states(ctx, batch, kv)?; // [tokens, hidden]
-        let last = select_rows(ctx, &x, &batch.logit_rows());
-        let normed = self.norm.forward(ctx, &last);
+        let normed = self.features(ctx, batch, kv)?;
         let mut logits = self.head.linear.forward(ctx, &Input::new(&normed))?; // [logit rows, vocab]
         if self.config.logits_scale != 1.0 {
             scale(ctx, &mut logits, self.config.logits_scale);
@@ -94,6 +92,17 @@ impl Transformer {
             soft_cap(ctx, &mut logits, cap);
         }
         Ok(logits)
+    }
+
+    /// The same up to the output matrix: the last hidden states, normed, of the rows that were asked for:
+    /// `[Σ num_logits, hidden]`.
+    ///
+    /// # Errors
+    /// `Invalid` for a token id outside the vocabulary.
+    pub fn features(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
+        let x = self.hidden_states(ctx, batch, kv)?; // [tokens, hidden]
+        let last = select_rows(ctx, &x, &batch.logit_rows());
+        Ok(self.norm.forward(ctx, &last))
     }
 
     /// The residual stream behind the last layer, of every row of `batch`: `[tokens, hidden]`.

@@ -17,12 +17,16 @@
 //! | [`short_conv`] | causal depthwise convolution behind a window of past inputs |
 //! | [`delta_net`] | the gated delta rule over a memory per head |
 //! | [`gated_act`] | act(gate) × up |
+//! | [`activate`] | activation functions without a gate |
+//! | [`encoder_attention`] | softmax(q·k)·v within each sequence of a batch, without mask or cache |
+//! | [`pool`] | one vector of a sequence's rows |
 //! | [`elementwise`] | add, multiply, scale, clamp, gate, soft cap |
 //!
 //! [`ceilings`] measures what the machine can do at most.
 //!
 //! To add an op, see `docs/architecture.md`, "Adding an op".
 
+pub mod activate;
 pub mod attention;
 mod buffer;
 #[doc(hidden)]
@@ -32,11 +36,13 @@ pub mod cpu_level;
 pub mod delta_net;
 pub mod elementwise;
 pub mod embed;
+pub mod encoder_attention;
 pub mod gated_act;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod matmul;
 pub mod norm;
+pub mod pool;
 pub mod qmatmul;
 pub mod rope;
 pub mod short_conv;

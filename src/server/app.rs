@@ -14,7 +14,8 @@ use super::error::ApiError;
 use super::guard::Guard;
 use super::record::Record;
 use crate::error::Error;
-use crate::host::{Host, Lease};
+use crate::host::{Host, Lease, wrong_kind};
+use crate::model::ModelKind;
 use crate::telemetry::Metrics;
 
 /// The shared state.
@@ -87,21 +88,34 @@ impl App {
         self.sequences.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The model that a request names, loaded if need be; the time that takes does not count.
+    /// The model that a request names, loaded if need be; the time that takes does not count. A model that is not of the `wanted`
+    /// kind is not loaded.
     ///
     /// # Errors
-    /// 404 when there is none, 400 when the name fits several, 507 when it cannot fit, and what loading ends with.
+    /// 404 when there is none, 400 when the name fits several or the model is of another kind, 507 when it cannot fit, and what
+    /// loading ends with.
     pub(super) async fn lease(
         self: &Arc<Self>,
         name: &str,
+        wanted: ModelKind,
         clock: &mut Clock,
     ) -> Result<(Lease, Record), ApiError> {
         let (host, typed) = (Arc::clone(&self.host), name.to_owned());
-        let id = tokio::task::spawn_blocking(move || host.resolve(&typed))
+        let resolve = move || {
+            let id = host.resolve(&typed)?;
+            let kind = host.kind(&id);
+            Ok((id, kind))
+        };
+        let (id, kind) = tokio::task::spawn_blocking(resolve)
             .await
             .unwrap_or_else(|_| Err(Error::internal("the look-up of the model failed")))
             .map_err(|error| ApiError::unresolved(&error))?;
         let mut record = Record::open(self, &id);
+        if kind != wanted {
+            let error = ApiError::wrong_kind(&wrong_kind(kind, wanted));
+            record.ended_by(&error);
+            return Err(error);
+        }
         match clock.pause(self.host.acquire(&id)).await {
             Ok(lease) => Ok((lease, record)),
             Err(error) => {

@@ -214,6 +214,13 @@ impl ApiError {
         }
     }
 
+    /// A model is not made for what it was asked.
+    pub fn wrong_kind(error: &Error) -> Self {
+        Self::bad_request(with_hint(error))
+            .with_code("model_not_supported")
+            .with_param("model")
+    }
+
     /// A conversation could not be made a prompt of.
     pub fn no_prompt(error: &Error) -> Self {
         match error.kind() {

@@ -31,7 +31,8 @@ pub(super) struct Generation {
     num_ended: u32,
     // Dropped after the sequences, which need the model.
     cancel: CancelOnDrop,
-    lease: Lease,
+    model: Arc<Model>,
+    _lease: Lease,
 }
 
 type NextDelta = Pin<Box<dyn Future<Output = (Choice, Option<Result<Delta>>)> + Send>>;
@@ -49,7 +50,14 @@ impl Drop for Choice {
 }
 
 /// Cancels what it was made for when it is dropped; after the end that changes nothing.
-struct CancelOnDrop(Cancel);
+pub(super) struct CancelOnDrop(Cancel);
+
+impl CancelOnDrop {
+    /// Cancels `cancel` at its end.
+    pub(super) fn new(cancel: Cancel) -> Self {
+        Self(cancel)
+    }
+}
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
@@ -85,6 +93,8 @@ impl Total {
 pub(super) struct Order<P> {
     /// The right to use the model.
     pub lease: Lease,
+    /// The model.
+    pub model: Arc<Model>,
     /// The record that was opened for the model.
     pub record: Record,
     /// Makes the prompt.
@@ -110,20 +120,21 @@ impl Generation {
     {
         let Order {
             lease,
+            model,
             mut record,
             prompt,
             generation,
             num_choices,
         } = order;
         let cancel = CancelOnDrop(generation.cancel.clone());
-        let model = Arc::clone(lease.model());
+        let used = Arc::clone(&model);
         let submit = move || {
             // It may have waited for a thread for longer than the client did.
             if generation.cancel.is_cancelled() {
                 return Err(ApiError::from(Error::cancelled("the client went away")));
             }
-            let tokens = prompt(&model).map_err(|error| ApiError::no_prompt(&error))?;
-            chat::start_choices(&model, tokens, &generation, num_choices).map_err(ApiError::from)
+            let tokens = prompt(&used).map_err(|error| ApiError::no_prompt(&error))?;
+            chat::start_choices(&used, tokens, &generation, num_choices).map_err(ApiError::from)
         };
         let submitted = clock.limit(off_thread_if(true, submit)).await;
         let choices = match submitted.and_then(|choices| choices) {
@@ -149,13 +160,14 @@ impl Generation {
             total: Total::default(),
             num_ended: 0,
             cancel,
-            lease,
+            model,
+            _lease: lease,
         })
     }
 
     /// The model that answers.
-    pub(super) fn lease(&self) -> &Lease {
-        &self.lease
+    pub(super) fn model(&self) -> &Model {
+        &self.model
     }
 
     /// Tokens of the choices that have ended.

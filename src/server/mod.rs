@@ -9,6 +9,7 @@ mod auth;
 mod body;
 mod clock;
 mod connections;
+mod embedding;
 mod error;
 mod fields;
 mod generation;

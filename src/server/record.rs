@@ -74,6 +74,25 @@ impl Record {
         }
     }
 
+    /// Vectors or scores were made of `num_tokens` tokens: the request is complete.
+    pub(super) fn computed(&mut self, num_tokens: usize) {
+        if !std::mem::take(&mut self.is_open) {
+            return;
+        }
+        let Shared {
+            model_id, begin, ..
+        } = &*self.shared;
+        let metrics = self.shared.metrics();
+        metrics.tokens(model_id, num_tokens, 0);
+        metrics.request_ended(model_id, Outcome::Ok);
+        info!(
+            model_id,
+            prompt_tokens = num_tokens,
+            total_ms = milliseconds_since(*begin),
+            "request completed"
+        );
+    }
+
     /// `error` ends the request and all of its sequences that have not ended.
     pub(super) fn ended_by(&mut self, error: &ApiError) {
         let outcome = error.outcome();

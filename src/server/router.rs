@@ -17,7 +17,7 @@ use tracing::{Instrument, debug, info, warn};
 use super::app::App;
 use super::clock::Clock;
 use super::error::ApiError;
-use super::openai::{chat, models};
+use super::openai::{chat, embeddings, models, rerank};
 use super::request_id;
 use crate::error::{Error, Result};
 use crate::telemetry;
@@ -35,6 +35,8 @@ pub(super) fn router(app: &Arc<App>) -> Result<Router> {
         .route("/v1/models/running", get(models::running))
         .route("/v1/models/{*id}", get(models::one))
         .route("/v1/chat/completions", post(chat::completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
+        .route("/v1/rerank", post(rerank::rerank))
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_path)
         .layer(from_fn_with_state(Arc::clone(app), check_key));

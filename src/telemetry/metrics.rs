@@ -124,7 +124,7 @@ impl Metrics {
             ),
             requests: page.counter(
                 "oxydllm_requests_total",
-                "Total completed chat completion requests.",
+                "Total completed requests.",
                 &["model", "status"],
             ),
             queue_depth: page.gauge(
@@ -330,7 +330,7 @@ mod tests {
         # TYPE oxydllm_ttft_milliseconds histogram
         # HELP oxydllm_tokens_per_second Decode speed in tokens per second, from the first token to the last.
         # TYPE oxydllm_tokens_per_second histogram
-        # HELP oxydllm_requests_total Total completed chat completion requests.
+        # HELP oxydllm_requests_total Total completed requests.
         # TYPE oxydllm_requests_total counter
         # HELP oxydllm_queue_depth Current number of sequences in the inference engine.
         # TYPE oxydllm_queue_depth gauge
@@ -392,7 +392,7 @@ mod tests {
         oxydllm_tokens_per_second_bucket{model="a/b",le="+Inf"} 1
         oxydllm_tokens_per_second_sum{model="a/b"} 10
         oxydllm_tokens_per_second_count{model="a/b"} 1
-        # HELP oxydllm_requests_total Total completed chat completion requests.
+        # HELP oxydllm_requests_total Total completed requests.
         # TYPE oxydllm_requests_total counter
         oxydllm_requests_total{model="a/b",status="ok"} 1
         oxydllm_requests_total{model="a/b",status="timeout"} 1

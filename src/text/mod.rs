@@ -19,4 +19,4 @@ pub use detokenize::Detokenizer;
 pub use specials::SpecialTexts;
 pub use stops::{StopMatch, StopMatcher};
 pub use template::{ChatTemplate, RenderInput, Rendered, TemplateSources};
-pub use tokenizer::{EndTokens, GgufTokenizerData, Specials, TokenType, Tokenizer};
+pub use tokenizer::{EndTokens, GgufTokenizerData, PairTokens, Specials, TokenType, Tokenizer};

@@ -55,6 +55,15 @@ enum Frame {
     Flags { bos: bool, eos: bool },
 }
 
+/// The tokens of a pair of texts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PairTokens {
+    /// The ids, those between and around the texts included.
+    pub ids: Vec<u32>,
+    /// Which text each belongs to, as the post-processor says: 0 or 1.
+    pub type_ids: Vec<u32>,
+}
+
 /// A tokenizer; cheap to share behind an `Arc`, all methods take `&self`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -123,6 +132,30 @@ impl Tokenizer {
             ids.push(id);
         }
         Ok(ids)
+    }
+
+    /// Ids and types of a pair of texts with the tokens between and around them, as the post-processor of `tokenizer.json` says.
+    ///
+    /// # Errors
+    /// As [`Self::encode`]; `Unsupported` for a tokenizer from GGUF, which has no rule for pairs.
+    pub fn encode_pair(&self, first: &str, second: &str, specials: Specials) -> Result<PairTokens> {
+        if self.frame != Frame::PostProcessor {
+            return Err(Error::unsupported(
+                "the tokenizer has no rule for a pair of texts",
+            ));
+        }
+        let spells = |text| self.specials.occur_in(text);
+        if specials == Specials::Plain && (spells(first) || spells(second)) {
+            let guarded = self.guarded()?;
+            return guard_panics("encode text", || guarded.encode_pair(first, second))?;
+        }
+        let encode = || self.inner.encode_fast((first, second), true);
+        let encoding = guard_panics("encode text", encode)?;
+        let encoding = encoding.map_err(|error| encode_error(&*error))?;
+        Ok(PairTokens {
+            ids: encoding.get_ids().to_vec(),
+            type_ids: encoding.get_type_ids().to_vec(),
+        })
     }
 
     /// Ids of a rendered template: control tokens that the template wrote are control tokens, those that came with the

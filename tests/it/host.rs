@@ -144,7 +144,7 @@ async fn all_first_requests_share_one_load_however_they_spell_the_name() {
     for waiter in waiters {
         let lease = waiter.await.unwrap().unwrap();
         assert_eq!(lease.id(), "u/a");
-        models.push(Arc::as_ptr(lease.model()));
+        models.push(Arc::as_ptr(lease.model().chat().unwrap()));
     }
     models.dedup();
     assert_eq!((models.len(), setup.loader.loads().len()), (1, 1));
@@ -419,7 +419,7 @@ async fn a_model_whose_worker_died_is_loaded_again() {
 async fn eventually_another(setup: &Setup, old: &Lease) -> Lease {
     for _ in 0..30_000 {
         let lease = setup.acquire("u/a").await.unwrap();
-        if !Arc::ptr_eq(lease.model(), old.model()) {
+        if !Arc::ptr_eq(lease.model().chat().unwrap(), old.model().chat().unwrap()) {
             return lease;
         }
         real_moment().await;

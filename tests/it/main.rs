@@ -13,6 +13,8 @@ mod cli_questions;
 mod cli_start;
 mod contract;
 mod devices;
+mod embeddings_api;
+mod encoders;
 mod engine;
 mod fuzz;
 mod fuzz_bodies;

@@ -15,9 +15,9 @@ use crate::store::Located;
 use crate::threads::Pool;
 
 /// Thread counts that are tried besides the chosen one.
-const THREADS: [usize; 3] = [1, 2, 5];
+pub(super) const THREADS: [usize; 3] = [1, 2, 5];
 /// Tokens of a prompt on the software twin of the vector units, which is slow.
-const SCALAR_TOKENS: usize = 24;
+pub(super) const SCALAR_TOKENS: usize = 24;
 
 /// Runs the battery and prints a line per condition. Exit code 1 when anything moved.
 ///
@@ -41,18 +41,10 @@ pub(super) fn execute(
     let prompts =
         prompts.unwrap_or_else(|| built_in_prompts(config.vocab_size, config.max_context));
     let reference = Reference::compute(&model, &ctx, &prompts)?;
-    let mut tally = Tally {
-        printer,
-        compared: 0,
-        moved: 0,
-    };
+    let mut tally = Tally::new(printer, "rows of logits");
     check(&model, &ctx, &reference, |finding| tally.add(&finding))?;
     for threads in THREADS {
-        let ctx = Context::cpu(Arc::new(Pool::new(threads)), ctx.level());
-        let condition = match threads {
-            1 => "with 1 thread".to_owned(),
-            _ => format!("with {threads} threads"),
-        };
+        let (ctx, condition) = with_threads(&ctx, threads);
         tally.add(&reference.repeat(&model, &ctx, condition)?)?;
     }
     drop(model);
@@ -75,15 +67,36 @@ pub(super) fn execute(
     tally.conclude(&located.name())
 }
 
+/// The same context with so many threads, and that in words.
+pub(super) fn with_threads(ctx: &Context, threads: usize) -> (Context, String) {
+    let condition = match threads {
+        1 => "with 1 thread".to_owned(),
+        _ => format!("with {threads} threads"),
+    };
+    let pool = Arc::new(Pool::new(threads));
+    (Context::cpu(pool, ctx.level()), condition)
+}
+
 /// Prints findings and counts them.
-struct Tally<'a> {
+pub(super) struct Tally<'a> {
     printer: &'a Printer,
+    /// What is compared.
+    what: &'static str,
     compared: usize,
     moved: usize,
 }
 
-impl Tally<'_> {
-    fn add(&mut self, finding: &Finding) -> Result<()> {
+impl<'a> Tally<'a> {
+    pub(super) fn new(printer: &'a Printer, what: &'static str) -> Self {
+        Self {
+            printer,
+            what,
+            compared: 0,
+            moved: 0,
+        }
+    }
+
+    pub(super) fn add(&mut self, finding: &Finding) -> Result<()> {
         self.compared += finding.compared;
         self.moved += finding.moved.len();
         let (condition, compared) = (&finding.condition, finding.compared);
@@ -101,16 +114,16 @@ impl Tally<'_> {
         }
     }
 
-    fn conclude(self, name: &str) -> Result<ExitCode> {
-        let (compared, moved) = (self.compared, self.moved);
+    pub(super) fn conclude(self, name: &str) -> Result<ExitCode> {
+        let (compared, moved, what) = (self.compared, self.moved, self.what);
         if moved == 0 {
             self.printer.data(format_args!(
-                "`{name}` keeps the contract: {compared} rows of logits, all bits equal"
+                "`{name}` keeps the contract: {compared} {what}, all bits equal"
             ))?;
             return Ok(ExitCode::SUCCESS);
         }
         self.printer.data(format_args!(
-            "`{name}` breaks the contract: {moved} of {compared} rows of logits moved"
+            "`{name}` breaks the contract: {moved} of {compared} {what} moved"
         ))?;
         Ok(ExitCode::FAILURE)
     }

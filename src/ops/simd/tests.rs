@@ -210,6 +210,8 @@ unsafe fn float_methods<V: Simd>(case: &Case, results: &mut Results) {
         results.made::<V>("silu", math::silu::<V>(a));
         results.made::<V>("tanh", math::tanh::<V>(a));
         results.made::<V>("gelu_tanh", math::gelu_tanh::<V>(a));
+        results.made::<V>("erf", math::erf::<V>(a));
+        results.made::<V>("gelu", math::gelu::<V>(a));
         results.made::<V>("reduce_sum", V::splat(reduce_sum::<V>(a, b)));
     }
 }

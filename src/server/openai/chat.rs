@@ -19,6 +19,7 @@ use super::response::{
 use crate::chat::{self, Delta, PartialAnswer, ScoredToken};
 use crate::engine::Cancel;
 use crate::host::Model;
+use crate::model::ModelKind;
 use crate::server::app::App;
 use crate::server::body;
 use crate::server::clock::Clock;
@@ -60,11 +61,16 @@ async fn start(
     clock: &mut Clock,
     call: ChatCall,
 ) -> Result<(Generation, Form), ApiError> {
-    let (lease, mut record) = app.lease(&call.model, clock).await?;
+    let (lease, mut record) = app.lease(&call.model, ModelKind::Chat, clock).await?;
     if let Some(keep_alive) = call.keep_alive {
         lease.set_keep_alive(keep_alive);
     }
-    let model = lease.model();
+    let model = lease.model().chat().map_err(|error| {
+        let error = ApiError::wrong_kind(&error);
+        record.ended_by(&error);
+        error
+    })?;
+    let model = Arc::clone(model);
     call.sampling
         .check_vocabulary(model.engine().info().vocab_size)
         .inspect_err(|error| record.ended_by(error))?;
@@ -87,6 +93,7 @@ async fn start(
     let variables = Map::from_iter([("enable_thinking".to_owned(), Value::Bool(false))]);
     let order = Order {
         lease,
+        model,
         record,
         prompt: move |model: &Model| chat::prompt(model, &messages, &variables),
         generation,
@@ -168,7 +175,7 @@ async fn end_with(events: &Events, error: &ApiError) -> Result<(), Gone> {
 
 impl Form {
     fn logprobs(&self, tokens: &[ScoredToken], generation: &Generation) -> Option<Logprobs> {
-        let tokenizer = generation.lease().model().tokenizer();
+        let tokenizer = generation.model().tokenizer();
         self.has_logprobs.then(|| Logprobs::new(tokens, tokenizer))
     }
 

@@ -142,7 +142,7 @@ impl ChatCall {
     }
 }
 
-fn take_model(fields: &mut Fields) -> Result<String, ApiError> {
+pub(super) fn take_model(fields: &mut Fields) -> Result<String, ApiError> {
     const EXPECTED: &str = "the id of a model, as `/v1/models` lists it";
     match fields.text("model")? {
         None => Err(fields.missing("model", EXPECTED)),
@@ -163,7 +163,7 @@ fn take_include_usage(fields: &mut Fields) -> Result<bool, ApiError> {
     Ok(options.flag("include_usage")?.unwrap_or(false))
 }
 
-fn take_keep_alive(fields: &mut Fields) -> Result<Option<KeepAlive>, ApiError> {
+pub(super) fn take_keep_alive(fields: &mut Fields) -> Result<Option<KeepAlive>, ApiError> {
     let range = IntRange {
         least: -1,
         most: i128::MAX,

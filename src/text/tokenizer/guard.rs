@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use super::encode_error;
+use super::{PairTokens, encode_error};
 use crate::error::Result;
 
 /// The twin.
@@ -61,11 +61,23 @@ impl Guarded {
             .inner
             .encode_fast(text, frame)
             .map_err(|error| encode_error(&*error))?;
-        Ok(encoding
-            .get_ids()
-            .iter()
-            .map(|id| self.real_ids.get(id).copied().unwrap_or(*id))
-            .collect())
+        Ok(self.real_ids(encoding.get_ids()))
+    }
+
+    pub(super) fn encode_pair(&self, first: &str, second: &str) -> Result<PairTokens> {
+        let encoding = self
+            .inner
+            .encode_fast((first, second), true)
+            .map_err(|error| encode_error(&*error))?;
+        Ok(PairTokens {
+            ids: self.real_ids(encoding.get_ids()),
+            type_ids: encoding.get_type_ids().to_vec(),
+        })
+    }
+
+    fn real_ids(&self, ids: &[u32]) -> Vec<u32> {
+        let real = |id: &u32| self.real_ids.get(id).copied().unwrap_or(*id);
+        ids.iter().map(real).collect()
     }
 }
 

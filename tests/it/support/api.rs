@@ -121,6 +121,7 @@ impl Loader for ScriptedLoader {
             None => scripted::model(engine),
         };
         let model = model.with_sampling_defaults(scripted.defaults);
+        let model = model.into();
         Ok(Loaded { model, ended })
     }
 }
@@ -161,6 +162,28 @@ impl Api {
             models: by_id.collect(),
             log: Arc::clone(&log),
         };
+        Self::serve(settings, grace, models_dir, Arc::new(loader), log)
+    }
+
+    /// A server with the models in a directory, as `loader` loads them.
+    pub fn with_loader(models_dir: tempfile::TempDir, loader: Arc<dyn Loader>) -> Self {
+        let grace = Duration::from_secs(5);
+        Self::serve(
+            Settings::default(),
+            grace,
+            models_dir,
+            loader,
+            Log::default(),
+        )
+    }
+
+    fn serve(
+        settings: Settings,
+        grace: Duration,
+        models_dir: tempfile::TempDir,
+        loader: Arc<dyn Loader>,
+        log: Log,
+    ) -> Self {
         let host_settings = HostSettings {
             models_dir: models_dir.path().to_owned(),
             keep_alive: KeepAlive::Forever,
@@ -172,7 +195,7 @@ impl Api {
             .build()
             .unwrap();
         let _inside = runtime.enter();
-        let host = Host::new(host_settings, Arc::new(loader), Arc::new(()));
+        let host = Host::new(host_settings, loader, Arc::new(()));
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();

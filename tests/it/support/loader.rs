@@ -189,7 +189,7 @@ impl Loader for ScriptedLoader {
         };
         let engine = Engine::from_queue(queue, info, Arc::default());
         Ok(Loaded {
-            model: scripted::model(engine),
+            model: scripted::model(engine).into(),
             ended,
         })
     }

@@ -1,0 +1,24 @@
+//! Encoders: BERT and RoBERTa, which read a whole text at once, for vectors and for scores.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `config.rs` | the classes, [`EncoderConfig`]: plain data, validated once |
+//! | `read.rs` | `config.json` → `EncoderConfig` |
+//! | `tensors.rs` | tensors by canonical name, each used once |
+//! | `load.rs` | `EncoderConfig` + tensors → [`Encoder`] |
+//! | `forward.rs` | the forward pass |
+//!
+//! Decoders that make vectors are [`super::Transformer`]s; what they and encoders share is in [`super::embedder`].
+
+mod config;
+mod forward;
+mod load;
+mod read;
+mod tensors;
+
+pub(super) use config::find_class;
+pub use config::{EncoderConfig, Family, Positions};
+pub use forward::{Encoder, TextTokens};
+pub use load::{load_encoder, weigh_encoder};
+pub use read::read_encoder_config;
+pub(super) use tensors::Tensors;
