@@ -40,6 +40,8 @@ pub enum Encoding {
     Q6K,
     /// 4-bit codes into a fixed non-linear table, blocks of 32 with a scale.
     IQ4NL,
+    /// Floats of 4 bits with a power of two for every 32.
+    MXFP4,
     /// 64-bit floats; listed, not decoded.
     F64,
     /// 8-bit floats with 4 exponent and 3 mantissa bits; listed, not decoded here.
@@ -70,7 +72,7 @@ pub enum Encoding {
 
 impl Encoding {
     /// Every encoding, for tables and tests.
-    pub const ALL: [Encoding; 27] = [
+    pub const ALL: [Encoding; 28] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -85,6 +87,7 @@ impl Encoding {
         Self::Q5K,
         Self::Q6K,
         Self::IQ4NL,
+        Self::MXFP4,
         Self::F64,
         Self::F8E4M3,
         Self::F8E5M2,
@@ -125,18 +128,19 @@ impl Encoding {
             27 => Self::I64,
             28 => Self::F64,
             30 => Self::BF16,
+            39 => Self::MXFP4,
             other => return Err(unsupported_ggml_type(other)),
         })
     }
 
     /// ggml's number of this encoding, or `None` when ggml has none.
     pub fn to_ggml(self) -> Option<u32> {
-        (0..=30).find(|&number| Self::from_ggml(number).is_ok_and(|encoding| encoding == self))
+        (0..=39).find(|&number| Self::from_ggml(number).is_ok_and(|encoding| encoding == self))
     }
 
     /// Name, elements per block, bytes per block.
     fn traits(self) -> (&'static str, usize, usize) {
-        use layout::{iq4_nl, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+        use layout::{iq4_nl, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
         match self {
             Self::F32 => ("F32", 1, 4),
             Self::F16 => ("F16", 1, 2),
@@ -152,6 +156,7 @@ impl Encoding {
             Self::Q5K => ("Q5_K", q5_k::BLOCK_LEN, q5_k::BLOCK_BYTES),
             Self::Q6K => ("Q6_K", q6_k::BLOCK_LEN, q6_k::BLOCK_BYTES),
             Self::IQ4NL => ("IQ4_NL", iq4_nl::BLOCK_LEN, iq4_nl::BLOCK_BYTES),
+            Self::MXFP4 => ("MXFP4", mxfp4::BLOCK_LEN, mxfp4::BLOCK_BYTES),
             Self::F64 => ("F64", 1, 8),
             Self::F8E4M3 => ("F8_E4M3", 1, 1),
             Self::F8E5M2 => ("F8_E5M2", 1, 1),
@@ -294,7 +299,6 @@ fn unread_ggml_name(number: u32) -> Option<&'static str> {
         36 => "IQ4_NL_4_4",
         37 => "IQ4_NL_4_8",
         38 => "IQ4_NL_8_8",
-        39 => "MXFP4",
         40 => "NVFP4",
         41 => "Q1_0",
         42 => "Q2_0",
@@ -348,7 +352,7 @@ mod tests {
     fn unread_types_are_refused_by_name_and_unknown_ones_by_number() {
         for (number, name) in [
             (16, "`IQ2_XXS`"),
-            (39, "`MXFP4`"),
+            (40, "`NVFP4`"),
             (34, "`TQ1_0`"),
             (4000, "4000"),
         ] {

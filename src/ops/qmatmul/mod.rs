@@ -192,7 +192,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::ops::cases::{PACKED as ENCODINGS, PACKED_SHAPES, half_offsets, random_matrix};
+    use crate::ops::cases::{PACKED as ENCODINGS, PACKED_SHAPES, random_matrix, write_scales};
     use crate::ops::testing::{bits, contexts, random};
 
     /// Activations with groups far above the rest, different ones in every row, so that some are refined.
@@ -233,9 +233,7 @@ mod tests {
             for fill in [0x00_u8, 0xff, 0x7f, 0x80] {
                 let mut bytes = vec![fill; encoding.row_bytes(256).unwrap() * 8];
                 for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
-                    for &at in half_offsets(encoding) {
-                        block[at..at + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes());
-                    }
+                    write_scales(encoding, block, || 0.01);
                 }
                 let raw = RawMatrix::new(8, 256, encoding, Arc::new(bytes)).unwrap();
                 // Signs that change with every run of so many features.
