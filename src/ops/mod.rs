@@ -14,6 +14,7 @@
 //! | [`qmatmul`] | packed integer weights × activations rounded to 8 bits |
 //! | [`kv_write`] | keys and values into cache pages |
 //! | [`attention`] | softmax(q·k)·v over cache pages |
+//! | [`moe`] | which experts a token goes to, and the sum of what they give |
 //! | [`gated_act`] | act(gate) × up |
 //! | [`elementwise`] | add, scale, clamp, gate, soft cap |
 //!
@@ -33,6 +34,7 @@ pub mod gated_act;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod matmul;
+pub mod moe;
 pub mod norm;
 pub mod qmatmul;
 pub mod rope;
@@ -43,7 +45,7 @@ use std::sync::Arc;
 
 use crate::threads::Pool;
 pub use cpu_level::CpuLevel;
-pub use tensor::{Arena, Tensor};
+pub use tensor::{Arena, Rows, Tensor};
 
 /// What every op needs besides its operands: where it runs and with what.
 ///
@@ -122,6 +124,15 @@ impl Context {
             work(i * part, part.min(rows - i * part))
         });
     }
+}
+
+/// Whether no two of these have a row in common: which result, its first row and how many rows.
+pub(crate) fn distinct_rows(parts: impl Iterator<Item = (usize, usize, usize)>) -> bool {
+    let mut parts: Vec<_> = parts.filter(|(_, _, count)| *count > 0).collect();
+    parts.sort_unstable();
+    parts
+        .windows(2)
+        .all(|pair| pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1)
 }
 
 /// Contexts for tests: every level that this CPU has, with several thread counts.

@@ -21,14 +21,16 @@ mod pack;
 mod tiles;
 
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::ops::buffer::Buffer;
 use crate::ops::matmul::RawMatrix;
-use crate::ops::{Context, Tensor};
+use crate::ops::{Context, Tensor, distinct_rows};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
-pub use activations::{GROUP, QuantRows, TILE_ROWS, quantize_rows};
+pub use activations::{GROUP, QuantRows, TILE_ROWS, quantize_all, quantize_rows};
 pub use layout::{Format, PANEL_ROWS};
 
 /// A weight matrix in the interleaved layout.
@@ -37,7 +39,10 @@ pub struct QMatrix {
     cols: usize,
     encoding: Encoding,
     format: Format,
-    packed: Buffer,
+    /// Shared with the matrices that were packed together.
+    buffer: Arc<Buffer>,
+    /// Where its panels lie.
+    part: Range<usize>,
 }
 
 impl fmt::Debug for QMatrix {
@@ -70,37 +75,53 @@ impl QMatrix {
     /// # Errors
     /// `Unsupported` when the encoding has no interleaved form.
     pub fn pack(ctx: &Context, raw: &RawMatrix) -> Result<Self> {
-        let encoding = raw.encoding();
-        let format = Format::of(encoding).ok_or_else(|| {
-            Error::unsupported(format!(
-                "`{}` weights have no integer kernel",
-                encoding.name()
-            ))
-        })?;
-        let panel_bytes = format.panel_bytes(raw.cols()).ok_or_else(|| {
-            Error::invalid(format!(
-                "a row of {} elements is no whole number of `{}` blocks",
-                raw.cols(),
-                encoding.name()
-            ))
-        })?;
-        let num_panels = num_panels(raw.rows());
-        let mut packed = Buffer::zeroed(panel_bytes * num_panels);
-        let out = Disjoint::new(&mut packed);
-        ctx.pool().run(num_panels, |panel| {
+        Ok(Self::pack_all(ctx, std::slice::from_ref(raw))?.remove(0))
+    }
+
+    /// [`Self::pack`] of several matrices, such as the experts of a layer, one behind the other into one buffer.
+    ///
+    /// # Errors
+    /// As [`Self::pack`].
+    pub fn pack_all(ctx: &Context, raws: &[RawMatrix]) -> Result<Vec<Self>> {
+        // Format, bytes of a panel, where the panels begin; per matrix.
+        let mut layouts = Vec::with_capacity(raws.len());
+        let mut panels = Vec::new();
+        let mut bytes = 0;
+        for (index, raw) in raws.iter().enumerate() {
+            let (format, panel_bytes) = panel_layout(raw)?;
+            let count = num_panels(raw.rows());
+            layouts.push((format, bytes..bytes + count * panel_bytes));
+            panels.extend(
+                (0..count).map(|panel| (index, panel, bytes + panel * panel_bytes, panel_bytes)),
+            );
+            bytes += count * panel_bytes;
+        }
+        let mut buffer = Buffer::zeroed(bytes);
+        let out = Disjoint::new(&mut buffer);
+        ctx.pool().run(panels.len(), |task| {
+            let (index, panel, first, len) = panels[task];
             // SAFETY: panels are disjoint.
             #[allow(unsafe_code)]
-            let out = unsafe { out.part(panel * panel_bytes, panel_bytes) };
-            pack::pack_panel(ctx.level(), format, raw, panel * PANEL_ROWS, out);
+            let out = unsafe { out.part(first, len) };
+            pack::pack_panel(
+                ctx.level(),
+                layouts[index].0,
+                &raws[index],
+                panel * PANEL_ROWS,
+                out,
+            );
         });
-        raw.release();
-        Ok(Self {
+        raws.iter().for_each(RawMatrix::release);
+        let buffer = Arc::new(buffer);
+        let of = |(raw, (format, part)): (&RawMatrix, (Format, Range<usize>))| Self {
             rows: raw.rows(),
             cols: raw.cols(),
-            encoding,
+            encoding: raw.encoding(),
             format,
-            packed,
-        })
+            buffer: Arc::clone(&buffer),
+            part,
+        };
+        Ok(raws.iter().zip(layouts).map(of).collect())
     }
 
     /// Output features.
@@ -120,7 +141,11 @@ impl QMatrix {
 
     /// Bytes of the interleaved copy.
     pub fn bytes(&self) -> usize {
-        self.packed.len()
+        self.part.len()
+    }
+
+    fn packed(&self) -> &[u8] {
+        &self.buffer[self.part.clone()]
     }
 
     fn num_pairs(&self) -> usize {
@@ -128,8 +153,25 @@ impl QMatrix {
     }
 
     fn panel_bytes(&self) -> usize {
-        self.packed.len() / num_panels(self.rows).max(1)
+        self.part.len() / num_panels(self.rows).max(1)
     }
+}
+
+/// The format of a matrix, and the bytes of one of its panels.
+fn panel_layout(raw: &RawMatrix) -> Result<(Format, usize)> {
+    let encoding = raw.encoding();
+    let format = Format::of(encoding).ok_or_else(|| {
+        let name = encoding.name();
+        Error::unsupported(format!("`{name}` weights have no integer kernel"))
+    })?;
+    let panel_bytes = format.panel_bytes(raw.cols()).ok_or_else(|| {
+        Error::invalid(format!(
+            "a row of {} elements is no whole number of `{}` blocks",
+            raw.cols(),
+            encoding.name()
+        ))
+    })?;
+    Ok((format, panel_bytes))
 }
 
 /// Rows of the two panels that the microkernel takes at once.
@@ -146,45 +188,65 @@ const TASK_BYTES: usize = 96 * 1024;
 /// `x Wᵀ` for several matrices that share their input (q, k and v; gate and up), in one parallel section.
 ///
 /// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ.
-pub fn qmatmul(ctx: &Context, x: &QuantRows, matrices: &[&QMatrix]) -> Vec<Tensor> {
+pub fn qmatmul<'a>(ctx: &Context, x: &'a QuantRows, matrices: &[&'a QMatrix]) -> Vec<Tensor> {
     let mut results: Vec<Tensor> = matrices
         .iter()
         .map(|w| ctx.uninit(x.rows(), w.rows()))
         .collect();
+    let product = |(result, w): (usize, &&'a QMatrix)| Product {
+        x,
+        w,
+        result,
+        first_row: 0,
+    };
+    let products: Vec<Product<'_>> = matrices.iter().enumerate().map(product).collect();
+    qmatmul_all(ctx, &products, &mut results);
+    results
+}
+
+/// One of several products that are computed in one parallel section: `x Wᵀ` as rows `first_row..` of a result.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    /// `[rows, w.cols()]`.
+    pub x: &'a QuantRows,
+    /// The weights.
+    pub w: &'a QMatrix,
+    /// Which result.
+    pub result: usize,
+    /// Its row for the first row of `x`.
+    pub first_row: usize,
+}
+
+/// Several products, each of its own rows: they are written into `results`, whose other rows stay as they are.
+///
+/// Panics when sizes differ, or two products give the same row.
+pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor]) {
+    let all_pairs: usize = products.iter().map(|p| p.w.num_pairs()).sum();
+    let by_balance = all_pairs / (ctx.pool().num_threads() * 4);
+    let mut tasks = Vec::new();
+    for (index, product) in products.iter().enumerate() {
+        let (x, w) = (product.x, product.w);
+        assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
+        assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
+        let by_size = TASK_BYTES / (cpu::PANELS * w.panel_bytes()).max(1);
+        let step = by_size.min(by_balance).max(1);
+        let starts = (0..w.num_pairs()).step_by(step);
+        tasks.extend(starts.map(|first| (index, first..w.num_pairs().min(first + step))));
+    }
+    assert!(distinct_rows(products.iter().map(|p| (
+        p.result,
+        p.first_row,
+        p.x.rows()
+    ))));
     let outs: Vec<Disjoint<'_, f32>> = results
         .iter_mut()
         .map(|y| Disjoint::new(y.as_mut_slice()))
         .collect();
-    let threads = ctx.pool().num_threads();
-    let mut tasks = Vec::new();
-    for (index, w) in matrices.iter().enumerate() {
-        assert_eq!(
-            x.cols(),
-            w.cols(),
-            "activations of {} columns times {w:?}",
-            x.cols()
-        );
-        let by_size = TASK_BYTES / (cpu::PANELS * w.panel_bytes()).max(1);
-        let by_balance = w.num_pairs() / (threads * 4);
-        let step = by_size.min(by_balance).max(1);
-        tasks.extend(
-            (0..w.num_pairs())
-                .step_by(step)
-                .map(|first| (index, first, step.min(w.num_pairs() - first))),
-        );
-    }
     ctx.pool().run(tasks.len(), |task| {
-        let (index, first, count) = tasks[task];
-        tiles::multiply(
-            ctx.level(),
-            x,
-            matrices[index],
-            first..first + count,
-            &outs[index],
-        );
+        let (index, pairs) = tasks[task].clone();
+        let product = &products[index];
+        tiles::multiply(ctx.level(), product, pairs, &outs[product.result]);
     });
-    drop(outs);
-    results
 }
 
 #[cfg(test)]
