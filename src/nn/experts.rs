@@ -92,6 +92,42 @@ impl ExpertStack {
         })
     }
 
+    /// [`Self::new`] of matrices of this shape that `make` makes one by one: of packed formats no more than a few exist at a time.
+    ///
+    /// # Errors
+    /// Those of `make`, and as [`Self::new`].
+    pub fn made(
+        ctx: &Context,
+        shape: StackShape,
+        make: &(dyn Fn(usize) -> Result<RawMatrix> + Sync),
+        bias: Option<Vec<f32>>,
+        path: WeightPath,
+    ) -> Result<Self> {
+        let StackShape {
+            encoding,
+            count,
+            rows,
+            cols,
+        } = shape;
+        if path == WeightPath::Fast && QMatrix::supports(encoding) {
+            return Ok(Self {
+                rows,
+                cols,
+                matrices: Matrices::Packed(QMatrix::pack_made(
+                    ctx,
+                    count,
+                    (encoding, rows, cols),
+                    make,
+                )?),
+                bias,
+            });
+        }
+        let mut made: Vec<Option<Result<RawMatrix>>> = (0..count).map(|_| None).collect();
+        in_parallel(ctx, &mut made, |e| Some(make(e)));
+        let matrices = made.into_iter().map(|m| m.expect("every task has run"));
+        Self::new(ctx, matrices.collect::<Result<_>>()?, bias, path)
+    }
+
     /// What [`Self::new`] would make of matrices of this shape, which are not read. It cannot be computed with.
     pub fn weighed(shape: StackShape, bias: Option<Vec<f32>>, path: WeightPath) -> Self {
         let StackShape {
@@ -145,6 +181,18 @@ impl ExpertStack {
         };
         (self.rows * self.cols, is_integer)
     }
+}
+
+/// `values[i] = of(i)`, on all threads.
+fn in_parallel<T: Send>(ctx: &Context, values: &mut [T], of: impl Fn(usize) -> T + Sync) {
+    let slots: Vec<std::sync::Mutex<&mut T>> =
+        values.iter_mut().map(std::sync::Mutex::new).collect();
+    ctx.pool().run(slots.len(), |i| {
+        let value = of(i);
+        **slots[i]
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = value;
+    });
 }
 
 /// `down(act(gate(x)) * up(x))` of every expert.

@@ -5,6 +5,7 @@
 //! | `norm.rs` | a norm with its weights |
 //! | `attention.rs` | softmax attention over the paged cache |
 //! | `feed_forward.rs` | the gated block |
+//! | `moe.rs` | a mixture of experts |
 //!
 //! A new kind of part is a file here with a struct of weights, whose `forward` takes the step and the normed residual
 //! stream and returns what is added to it, and a variant of [`Mixer`] or [`FeedForward`]. Its config is in `config.rs`,
@@ -12,10 +13,12 @@
 
 mod attention;
 mod feed_forward;
+mod moe;
 mod norm;
 
 pub(in crate::model) use attention::{Attention, Keys};
 pub(in crate::model) use feed_forward::Dense;
+pub(in crate::model) use moe::{Moe, Shared};
 pub(in crate::model) use norm::Norm;
 
 use super::config::NormPlacement;
@@ -53,6 +56,7 @@ pub(in crate::model) enum Mixer {
 #[derive(Debug)]
 pub(in crate::model) enum FeedForward {
     Dense(Dense),
+    Moe(Moe),
 }
 
 /// Norms of a layer, those that its placement has.
@@ -155,18 +159,21 @@ impl FeedForward {
     fn forward(&self, step: &Step<'_>, input: &Input<'_>) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.forward(step.ctx, input),
+            Self::Moe(moe) => moe.forward(step.ctx, input),
         }
     }
 
     fn work(&self) -> Work {
         match self {
             Self::Dense(dense) => Work::of(dense.linears()),
+            Self::Moe(moe) => moe.work(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Dense(dense) => dense.bytes(),
+            Self::Moe(moe) => moe.bytes(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One layer: its norms, and the loaders of its parts.
 
 use super::tensors::Tensors;
-use super::{attention, feed_forward};
+use super::{attention, feed_forward, moe};
 use crate::error::Result;
 use crate::model::config::{FeedForwardConfig, MixerConfig, ModelConfig, NormPlacement};
 use crate::model::layers::{FeedForward, Layer, LayerNorms, Mixer, Norm};
@@ -32,6 +32,9 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
         feed_forward: match &layer.feed_forward {
             FeedForwardConfig::Dense(own) => {
                 FeedForward::Dense(feed_forward::load(tensors, config, index, own)?)
+            }
+            FeedForwardConfig::Moe(own) => {
+                FeedForward::Moe(moe::load(tensors, config, index, own)?)
             }
         },
     })

@@ -1,22 +1,48 @@
-//! The feed-forward part.
+//! The feed-forward part; `moe.rs` reads the one with experts.
 
 use super::source::Reader;
 use crate::error::{Error, Result};
 use crate::model::arch::keys;
-use crate::model::config::{DenseConfig, FeedForwardConfig};
+use crate::model::arch::keys::Key;
+use crate::model::config::{BiasPresence, DenseConfig, FeedForwardConfig};
 use crate::ops::gated_act::Activation;
 
 impl Reader<'_> {
-    /// The feed-forward part of all layers.
-    pub(super) fn feed_forward(&self) -> Result<FeedForwardConfig> {
-        Ok(FeedForwardConfig::Dense(DenseConfig {
-            intermediate: self.size(&keys::INTERMEDIATE_SIZE)?,
-            activation: self.activation()?,
-            bias: self.bias(self.arch.biases.feed_forward),
-        }))
+    /// The feed-forward part of each layer.
+    pub(super) fn feed_forward(&self, num_layers: usize) -> Result<Vec<FeedForwardConfig>> {
+        let moe = self.moe()?;
+        let sparse = match &moe {
+            Some(_) => self.sparse_layers(num_layers)?,
+            None => vec![false; num_layers],
+        };
+        let dense = match sparse.contains(&false) {
+            true => Some(self.dense(&keys::INTERMEDIATE_SIZE)?),
+            false => None,
+        };
+        let of = |is_sparse| match (is_sparse, &moe, &dense) {
+            (true, Some(moe), _) => FeedForwardConfig::Moe(moe.clone()),
+            (_, _, dense) => {
+                FeedForwardConfig::Dense(dense.clone().expect("some layer is not sparse"))
+            }
+        };
+        Ok(sparse.into_iter().map(of).collect())
     }
 
-    fn activation(&self) -> Result<Activation> {
+    /// A gated block of the width `size`.
+    pub(super) fn dense(&self, size: &Key) -> Result<DenseConfig> {
+        Ok(self.dense_of(self.size(size)?, self.activation()?))
+    }
+
+    pub(super) fn dense_of(&self, intermediate: usize, activation: Activation) -> DenseConfig {
+        let bias: BiasPresence = self.bias(self.arch.biases.feed_forward);
+        DenseConfig {
+            intermediate,
+            activation,
+            bias,
+        }
+    }
+
+    pub(super) fn activation(&self) -> Result<Activation> {
         let keys = self.arch.activation_keys.iter();
         let own = keys.filter_map(|key| self.hf(key)).next();
         match own.map(|v| v.as_str().unwrap_or("?")) {

@@ -5,12 +5,13 @@
 //! | file | reads |
 //! |---|---|
 //! | `source.rs` | one field, whatever the container |
-//! | `attention.rs`, `feed_forward.rs` | the parts of layers |
+//! | `attention.rs`, `feed_forward.rs`, `moe.rs` | the parts of layers |
 //! | `windows.rs` | which layers slide |
 //! | `rope.rs` | rotations |
 
 mod attention;
 mod feed_forward;
+mod moe;
 mod rope;
 mod source;
 mod windows;
@@ -130,11 +131,11 @@ impl Reader<'_> {
     fn layers(&self, hidden_size: usize) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>)> {
         let num_layers = self.num_layers()?;
         let attention = self.attention(hidden_size, num_layers)?;
-        let feed_forward = self.feed_forward()?;
+        let feed_forward = self.feed_forward(num_layers)?;
         let ropes = self.ropes(attention.key_dim)?;
         let rotates = self.rotating_layers(num_layers)?;
         let windows = self.windows(&rotates)?;
-        let layer = |(window, rotates): (Option<usize>, bool)| {
+        let layer = |((window, rotates), feed_forward): ((Option<usize>, bool), _)| {
             let local = self.arch.local_rope && window.is_some();
             let rotates =
                 rotates && (self.arch.rope_layers != RopeLayers::Sliding || window.is_some());
@@ -144,11 +145,16 @@ impl Reader<'_> {
                     rope: rotates.then_some(usize::from(local)),
                     ..attention.clone()
                 }),
-                feed_forward: feed_forward.clone(),
+                feed_forward,
                 norms: self.arch.norms,
             }
         };
-        let layers = windows.into_iter().zip(rotates).map(layer).collect();
+        let layers = windows
+            .into_iter()
+            .zip(rotates)
+            .zip(feed_forward)
+            .map(layer)
+            .collect();
         Ok((ropes, layers))
     }
 

@@ -88,7 +88,7 @@ impl QMatrix {
         let mut panels = Vec::new();
         let mut bytes = 0;
         for (index, raw) in raws.iter().enumerate() {
-            let (format, panel_bytes) = panel_layout(raw)?;
+            let (format, panel_bytes) = panel_layout(raw.encoding(), raw.cols())?;
             let count = num_panels(raw.rows());
             layouts.push((format, bytes..bytes + count * panel_bytes));
             panels.extend(
@@ -124,6 +124,61 @@ impl QMatrix {
         Ok(raws.iter().zip(layouts).map(of).collect())
     }
 
+    /// [`Self::pack_all`] of `count` matrices of one shape (encoding, rows, columns), each of which `make` makes when it is packed
+    /// and which is dropped then.
+    ///
+    /// # Errors
+    /// As [`Self::pack`], and the first error of `make`. Panics when it makes another shape.
+    pub fn pack_made(
+        ctx: &Context,
+        count: usize,
+        (encoding, rows, cols): (Encoding, usize, usize),
+        make: &(dyn Fn(usize) -> Result<RawMatrix> + Sync),
+    ) -> Result<Vec<Self>> {
+        let (format, panel_bytes) = panel_layout(encoding, cols)?;
+        let bytes = num_panels(rows) * panel_bytes;
+        let mut buffer = Buffer::zeroed(count * bytes);
+        let out = Disjoint::new(&mut buffer);
+        let failed = std::sync::Mutex::new(None::<(usize, Error)>);
+        ctx.pool().run(count, |index| {
+            let raw = match make(index) {
+                Ok(raw) => raw,
+                Err(error) => {
+                    let failed = failed.lock();
+                    let mut first = failed.unwrap_or_else(std::sync::PoisonError::into_inner);
+                    if first.as_ref().is_none_or(|(other, _)| index < *other) {
+                        *first = Some((index, error));
+                    }
+                    return;
+                }
+            };
+            assert_eq!(
+                (raw.encoding(), raw.rows(), raw.cols()),
+                (encoding, rows, cols)
+            );
+            // SAFETY: matrices are disjoint.
+            #[allow(unsafe_code)]
+            let out = unsafe { out.part(index * bytes, bytes) };
+            for (panel, out) in out.chunks_exact_mut(panel_bytes.max(1)).enumerate() {
+                pack::pack_panel(ctx.level(), format, &raw, panel * PANEL_ROWS, out);
+            }
+        });
+        let failed = failed.into_inner();
+        if let Some((_, error)) = failed.unwrap_or_else(std::sync::PoisonError::into_inner) {
+            return Err(error);
+        }
+        let buffer = Arc::new(buffer);
+        let of = |index: usize| Self {
+            rows,
+            cols,
+            encoding,
+            format,
+            buffer: Arc::clone(&buffer),
+            part: index * bytes..(index + 1) * bytes,
+        };
+        Ok((0..count).map(of).collect())
+    }
+
     /// Output features.
     pub fn rows(&self) -> usize {
         self.rows
@@ -157,17 +212,15 @@ impl QMatrix {
     }
 }
 
-/// The format of a matrix, and the bytes of one of its panels.
-fn panel_layout(raw: &RawMatrix) -> Result<(Format, usize)> {
-    let encoding = raw.encoding();
+/// The format of an encoding, and the bytes of one of its panels.
+fn panel_layout(encoding: Encoding, cols: usize) -> Result<(Format, usize)> {
     let format = Format::of(encoding).ok_or_else(|| {
         let name = encoding.name();
         Error::unsupported(format!("`{name}` weights have no integer kernel"))
     })?;
-    let panel_bytes = format.panel_bytes(raw.cols()).ok_or_else(|| {
+    let panel_bytes = format.panel_bytes(cols).ok_or_else(|| {
         Error::invalid(format!(
-            "a row of {} elements is no whole number of `{}` blocks",
-            raw.cols(),
+            "a row of {cols} elements is no whole number of `{}` blocks",
             encoding.name()
         ))
     })?;
