@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
+use crate::quant::layout::mxfp4;
 use crate::quant::{decode, layout};
 
 /// How the elements of a weight tensor are stored.
@@ -140,7 +141,7 @@ impl Encoding {
 
     /// Name, elements per block, bytes per block.
     fn traits(self) -> (&'static str, usize, usize) {
-        use layout::{iq4_nl, mxfp4, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
+        use layout::{iq4_nl, q2_k, q3_k, q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0};
         match self {
             Self::F32 => ("F32", 1, 4),
             Self::F16 => ("F16", 1, 2),
@@ -212,7 +213,12 @@ impl Encoding {
         )
     }
 
-    /// The first element of `bytes` that is NaN or infinite, for encodings of plain floats; others are not looked at.
+    /// Whether [`Encoding::find_non_finite`] looks for anything.
+    pub fn can_be_non_finite(self) -> bool {
+        self.is_float() || self == Self::MXFP4
+    }
+
+    /// The first element of `bytes` that is NaN or infinite, for encodings of plain floats and MXFP4; others are not looked at.
     pub fn find_non_finite(self, bytes: &[u8]) -> Option<usize> {
         fn find<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
             /// Elements that are looked at without stopping, which compilers turn into vector code.
@@ -228,6 +234,8 @@ impl Encoding {
             Self::F32 => find(bytes, |e| u32::from_le_bytes(e) << 1 >= 0xff00_0000),
             Self::F16 => find(bytes, |e| u16::from_le_bytes(e) << 1 >= 0xf800),
             Self::BF16 => find(bytes, |e| u16::from_le_bytes(e) << 1 >= 0xff00),
+            Self::MXFP4 => find(bytes, |b: [u8; mxfp4::BLOCK_BYTES]| b[mxfp4::E] == u8::MAX)
+                .map(|block| block * mxfp4::BLOCK_LEN),
             Self::F64 => find(bytes, |e| !f64::from_le_bytes(e).is_finite()),
             Self::F8E4M3 => find(bytes, |[e]: [u8; 1]| e & 0x7f == 0x7f),
             Self::F8E5M2 => find(bytes, |[e]: [u8; 1]| e & 0x7c == 0x7c),

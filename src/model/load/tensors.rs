@@ -429,20 +429,21 @@ fn rows_of_view(view: &TensorView, cols: usize, rows: Range<usize>) -> Result<Ra
     matrix.map_err(|e| e.context(format!("tensor `{}`", info.name)))
 }
 
-/// Refuses NaN and infinity in a float tensor.
+/// Refuses NaN and infinity in a tensor whose elements can be that by themselves.
 fn check_finite(ctx: &Context, view: &TensorView) -> Result<()> {
-    /// A whole number of elements of every float encoding.
     const PART: usize = 1 << 20;
     let (encoding, bytes) = (view.info.encoding, view.bytes.as_slice());
-    if !encoding.is_float() {
+    if !encoding.can_be_non_finite() {
         return Ok(());
     }
+    // A whole number of blocks.
+    let per_part = (PART / encoding.block_bytes()).max(1) * encoding.block_bytes();
     let first = std::sync::Mutex::new(None::<usize>);
-    ctx.pool().run(bytes.len().div_ceil(PART), |part| {
-        let begin = part * PART;
-        let end = bytes.len().min(begin + PART);
+    ctx.pool().run(bytes.len().div_ceil(per_part), |part| {
+        let begin = part * per_part;
+        let end = bytes.len().min(begin + per_part);
         if let Some(at) = encoding.find_non_finite(&bytes[begin..end]) {
-            let at = at + begin / encoding.row_bytes(1).unwrap_or(1);
+            let at = at + begin / encoding.block_bytes() * encoding.block_len();
             let mut first = first
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner);
