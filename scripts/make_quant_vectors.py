@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 from gguf.quants import dequantize
 
-NAMES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL".split()
+NAMES = "F32 F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL MXFP4".split()
 # Byte offsets of half floats within a block: random bytes there would be NaN or infinite now and then.
 HALVES = {
     "F16": [0],
@@ -30,6 +30,8 @@ def main():
                 value = 2.0**-20 if block == 2 else 1.0
                 half = np.float16(rng.normal() * value)
                 data[at : at + 2] = np.frombuffer(half.tobytes(), dtype=np.uint8)
+            if name == "MXFP4":
+                data[0] = [data[0] % 255, 0, 1][block]  # 255 stands for NaN; 0 and 1 give subnormal scales
             if name in ("F32", "BF16"):
                 data[-1] &= 0xBF  # keep the exponent away from NaN
             decoded = dequantize(data, kind).astype(np.float32)

@@ -4,11 +4,13 @@
 //! *feed-forward* part, with norms around them. What may differ from layer to layer stands in [`LayerConfig`]; each kind of
 //! part has a config here, a loader in `load/` and weights with a forward function in `layers/`, all under the same name.
 
+use super::arch::rules::ExpertKind;
 use super::names::PartNames;
 use crate::kv::CacheShape;
 use crate::ops::delta_net::DeltaShape;
 use crate::ops::gated_act::Activation;
 use crate::ops::kv_write::PageShape;
+use crate::ops::moe::RouterRule;
 use crate::ops::rope::Pairing;
 use crate::ops::short_conv::ShortConv;
 
@@ -74,6 +76,8 @@ pub enum MixerConfig {
 pub enum FeedForwardConfig {
     /// `down(act(gate(x)) * up(x))`.
     Dense(DenseConfig),
+    /// The weighted sum of a few of many gated blocks.
+    Moe(MoeConfig),
 }
 
 /// Softmax attention.
@@ -182,6 +186,38 @@ pub struct DenseConfig {
     pub activation: Activation,
     /// Biases on all three.
     pub bias: BiasPresence,
+}
+
+/// A mixture of experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MoeConfig {
+    /// Experts.
+    pub experts: usize,
+    /// Width of an expert.
+    pub intermediate: usize,
+    /// Activation of the gates.
+    pub activation: Activation,
+    /// How a token's experts are chosen and weighted.
+    pub router: RouterRule,
+    /// Bias on the router's logits.
+    pub router_bias: BiasPresence,
+    /// Something is added to the router's scores for choosing.
+    pub has_correction: bool,
+    /// Biases on all three matrices of every expert.
+    pub expert_bias: BiasPresence,
+    /// What fused experts look like in safetensors.
+    pub kind: ExpertKind,
+    /// The block that every token goes through besides its experts.
+    pub shared: Option<SharedConfig>,
+}
+
+/// A gated block that every token goes through besides its experts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SharedConfig {
+    /// The block.
+    pub block: DenseConfig,
+    /// It is multiplied by the sigmoid of a gate.
+    pub is_gated: bool,
 }
 
 /// Whether a bias tensor must be there.
@@ -325,10 +361,15 @@ impl MixerConfig {
 }
 
 impl FeedForwardConfig {
-    /// Floats per token at the widest moment.
-    pub fn activation_width(&self) -> usize {
+    /// Floats per token at the widest moment; `hidden` is the width of the residual stream.
+    pub fn activation_width(&self, hidden: usize) -> usize {
         match self {
             Self::Dense(c) => 2 * c.intermediate,
+            Self::Moe(c) => {
+                let shared = c.shared.as_ref().map_or(0, |s| 2 * s.block.intermediate);
+                // Gates, ups and outputs of all the experts that a token uses.
+                c.experts + shared + hidden + c.router.top_k * (2 * c.intermediate + hidden)
+            }
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use serde_json::Value;
 
+use super::arch::rules::ExpertKind;
 use super::arch::{self, Architecture, find_hf, find_model_type};
 use super::encoder::find_class;
 use crate::error::{Error, Result};
@@ -29,7 +30,7 @@ pub fn check_description(json: &Value) -> Result<&'static Architecture> {
     };
     for object in [Some(json), json.get("text_config")].into_iter().flatten() {
         refuse_bidirectional(object)?;
-        refuse_quantized(object)?;
+        refuse_quantized(object, Some(arch))?;
     }
     Ok(arch)
 }
@@ -42,7 +43,7 @@ pub fn check_supported(json: &Value) -> Result<&'static str> {
     let classes = json.get("architectures").and_then(Value::as_array);
     let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
     match classes.find_map(find_class) {
-        Some(encoder) => refuse_quantized(json).map(|()| encoder.name),
+        Some(encoder) => refuse_quantized(json, None).map(|()| encoder.name),
         None => check_description(json).map(|row| row.name),
     }
 }
@@ -63,12 +64,16 @@ fn refuse_bidirectional(object: &Value) -> Result<()> {
     )
 }
 
-fn refuse_quantized(object: &Value) -> Result<()> {
+fn refuse_quantized(object: &Value, arch: Option<&Architecture>) -> Result<()> {
     let Some(quantization) = object.get("quantization_config").filter(|q| !q.is_null()) else {
         return Ok(());
     };
     let method = quantization.get("quant_method").and_then(Value::as_str);
     let method = method.unwrap_or("unknown");
+    let kind = arch.and_then(|arch| arch.moe).map(|rule| rule.experts);
+    if method == "mxfp4" && kind == Some(ExpertKind::GptOss) {
+        return Ok(());
+    }
     Err(Error::unsupported(format!(
         "safetensors quantised by `{method}` are not supported"
     ))
@@ -127,6 +132,10 @@ mod tests {
         let llama = |more: (&str, Value)| json!({"model_type": "llama", more.0: more.1});
         let awq = json!({"quant_method": "awq", "bits": 4});
         assert!(refusal(&llama(("quantization_config", awq.clone()))).contains("`awq`"));
+        let mxfp4 = json!({"quant_method": "mxfp4"});
+        assert!(refusal(&llama(("quantization_config", mxfp4.clone()))).contains("`mxfp4`"));
+        let gpt_oss = json!({"model_type": "gpt_oss", "quantization_config": mxfp4});
+        assert!(check_description(&gpt_oss).is_ok());
         let nested = json!({"quantization_config": awq});
         assert!(refusal(&llama(("text_config", nested))).contains("`awq`"));
         assert!(check_description(&llama(("quantization_config", Value::Null))).is_ok());

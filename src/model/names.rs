@@ -49,6 +49,25 @@ pub enum Part {
     /// Rows of the gate, then of up.
     GateUp,
     Down,
+    Router,
+    /// What is added to the router's scores for choosing.
+    RouterCorrection,
+    /// Matrices of one expert, whose number stands for `{}`.
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    /// Matrices of all experts in one tensor.
+    ExpertsGate,
+    ExpertsUp,
+    ExpertsGateUp,
+    ExpertsDown,
+    /// The block that every token goes through besides its experts.
+    SharedGate,
+    SharedUp,
+    SharedGateUp,
+    SharedDown,
+    /// How much of that block a token gets.
+    SharedSwitch,
     /// One logit per head, without `.weight` in safetensors.
     Sinks,
 }
@@ -109,6 +128,45 @@ const USUAL: &[PartNames] = &[
     named(Part::Up, "mlp.up_proj", "ffn_up"),
     named(Part::GateUp, "mlp.gate_up_proj", "ffn_gate_up"),
     named(Part::Down, "mlp.down_proj", "ffn_down"),
+    named(Part::Router, "mlp.gate", "ffn_gate_inp"),
+    named(
+        Part::RouterCorrection,
+        "mlp.gate.e_score_correction_bias",
+        "exp_probs_b",
+    ),
+    // GGUF files of the older kind have one tensor per expert too.
+    named(Part::ExpertGate, "mlp.experts.{}.gate_proj", "ffn_gate.{}"),
+    named(Part::ExpertUp, "mlp.experts.{}.up_proj", "ffn_up.{}"),
+    named(Part::ExpertDown, "mlp.experts.{}.down_proj", "ffn_down.{}"),
+    named(Part::ExpertsGate, "mlp.experts.gate_proj", "ffn_gate_exps"),
+    named(Part::ExpertsUp, "mlp.experts.up_proj", "ffn_up_exps"),
+    named(
+        Part::ExpertsGateUp,
+        "mlp.experts.gate_up_proj",
+        "ffn_gate_up_exps",
+    ),
+    named(Part::ExpertsDown, "mlp.experts.down_proj", "ffn_down_exps"),
+    named(
+        Part::SharedGate,
+        "mlp.shared_expert.gate_proj",
+        "ffn_gate_shexp",
+    ),
+    named(Part::SharedUp, "mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    named(
+        Part::SharedGateUp,
+        "mlp.shared_expert.gate_up_proj",
+        "ffn_gate_up_shexp",
+    ),
+    named(
+        Part::SharedDown,
+        "mlp.shared_expert.down_proj",
+        "ffn_down_shexp",
+    ),
+    named(
+        Part::SharedSwitch,
+        "mlp.shared_expert_gate",
+        "ffn_gate_inp_shexp",
+    ),
     named(Part::Sinks, "self_attn.sinks", "attn_sinks"),
 ];
 

@@ -64,7 +64,9 @@ impl Plan {
 pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) -> usize {
     let layers = || config.layers.iter();
     let mixer = layers().map(|l| l.mixer.activation_width()).max();
-    let feed_forward = layers().map(|l| l.feed_forward.activation_width()).max();
+    let feed_forward = layers()
+        .map(|l| l.feed_forward.activation_width(config.hidden_size))
+        .max();
     let per_token = 3 * config.hidden_size + mixer.unwrap_or(0) + feed_forward.unwrap_or(0);
     let logits = logit_rows * config.vocab_size * size_of::<f32>();
     tokens * per_token * size_of::<f32>() * 5 / 4 + logits

@@ -63,6 +63,13 @@ impl<'a> Input<'a> {
     }
 }
 
+impl Input<'_> {
+    /// What is read.
+    pub fn tensor(&self) -> &Tensor {
+        self.x
+    }
+}
+
 impl Linear {
     /// A layer over `weight` `[out, in]` and `bias` `[out]`; packed formats are interleaved here unless `path` says otherwise.
     ///

@@ -6,13 +6,14 @@ use super::matmul::RawMatrix;
 use crate::quant::Encoding;
 
 /// Encodings with an integer kernel.
-pub const PACKED: [Encoding; 11] = [
+pub const PACKED: [Encoding; 12] = [
     Encoding::Q4_0,
     Encoding::Q4_1,
     Encoding::Q5_0,
     Encoding::Q5_1,
     Encoding::Q8_0,
     Encoding::IQ4NL,
+    Encoding::MXFP4,
     Encoding::Q2K,
     Encoding::Q3K,
     Encoding::Q4K,
@@ -63,16 +64,26 @@ pub fn random_matrix(encoding: Encoding, rows: usize, cols: usize, seed: u64) ->
         .map(|_| (next() >> 32) as u8)
         .collect();
     for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
-        for &at in half_offsets(encoding) {
-            let scale = half::f16::from_f32(((next() >> 40) as f32 / 16_777_216.0 - 0.4) * 0.01);
-            block[at..at + 2].copy_from_slice(&scale.to_le_bytes());
-        }
+        write_scales(encoding, block, || {
+            ((next() >> 40) as f32 / 16_777_216.0 - 0.4) * 0.01
+        });
     }
     RawMatrix::new(rows, cols, encoding, Arc::new(bytes)).expect("the bytes of a matrix")
 }
 
+/// Writes what `next` gives as the scales of a block of the file; powers of two where it has those.
+pub fn write_scales(encoding: Encoding, block: &mut [u8], mut next: impl FnMut() -> f32) {
+    if encoding == Encoding::MXFP4 {
+        // The exponent that `2^(e - 128)` has.
+        block[0] = ((next().to_bits() >> 23) & 0xff) as u8 + 1;
+    }
+    for &at in half_offsets(encoding) {
+        block[at..at + 2].copy_from_slice(&half::f16::from_f32(next()).to_le_bytes());
+    }
+}
+
 /// Where half-precision scales lie in a block of the file.
-pub fn half_offsets(encoding: Encoding) -> &'static [usize] {
+fn half_offsets(encoding: Encoding) -> &'static [usize] {
     match encoding {
         Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => &[0],
         Encoding::Q4_1 | Encoding::Q5_1 | Encoding::Q4K | Encoding::Q5K => &[0, 2],

@@ -16,6 +16,7 @@
 //! | [`attention`] | softmax(q·k)·v over cache pages |
 //! | [`short_conv`] | causal depthwise convolution behind a window of past inputs |
 //! | [`delta_net`] | the gated delta rule over a memory per head |
+//! | [`moe`] | which experts a token goes to, and the sum of what they give |
 //! | [`gated_act`] | act(gate) × up |
 //! | [`activate`] | activation functions without a gate |
 //! | [`encoder_attention`] | softmax(q·k)·v within each sequence of a batch, without mask or cache |
@@ -41,6 +42,7 @@ pub mod gated_act;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod matmul;
+pub mod moe;
 pub mod norm;
 pub mod pool;
 pub mod qmatmul;
@@ -54,7 +56,7 @@ use std::sync::Arc;
 
 use crate::threads::Pool;
 pub use cpu_level::CpuLevel;
-pub use tensor::{Arena, Tensor};
+pub use tensor::{Arena, Rows, Tensor};
 
 /// What every op needs besides its operands: where it runs and with what.
 ///
@@ -136,6 +138,15 @@ impl Context {
             work(i * part, part.min(rows - i * part))
         });
     }
+}
+
+/// Whether no two of these have a row in common: which result, its first row and how many rows.
+pub(crate) fn distinct_rows(parts: impl Iterator<Item = (usize, usize, usize)>) -> bool {
+    let mut parts: Vec<_> = parts.filter(|(_, _, count)| *count > 0).collect();
+    parts.sort_unstable();
+    parts
+        .windows(2)
+        .all(|pair| pair[0].0 != pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1)
 }
 
 /// Contexts for tests: every level that this CPU has, with several thread counts.

@@ -131,6 +131,43 @@ impl Tensor {
     }
 }
 
+/// Rows of a tensor that a product reads: all, or some in any order.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows<'a> {
+    x: &'a Tensor,
+    picked: Option<&'a [u32]>,
+}
+
+impl<'a> Rows<'a> {
+    /// Every row of `x`.
+    pub fn all(x: &'a Tensor) -> Self {
+        Self { x, picked: None }
+    }
+
+    /// The rows `picked` of `x`, in that order.
+    pub fn picked(x: &'a Tensor, picked: &'a [u32]) -> Self {
+        Self {
+            x,
+            picked: Some(picked),
+        }
+    }
+
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.picked.map_or(self.x.rows(), <[u32]>::len)
+    }
+
+    /// Elements per row.
+    pub fn cols(&self) -> usize {
+        self.x.cols()
+    }
+
+    /// The i-th of them.
+    pub fn row(&self, i: usize) -> &'a [f32] {
+        self.x.row(self.picked.map_or(i, |rows| rows[i] as usize))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,8 +6,8 @@ use half::{bf16, f16};
 
 use crate::quant::Encoding;
 use crate::quant::layout::{
-    IQ4_NL_VALUES, iq4_nl, k_scale_min, q2_k, q3_k, q3_k_scales, q4_0, q4_1, q4_k, q5_0, q5_1,
-    q5_k, q6_k, q8_0,
+    IQ4_NL_VALUES, MXFP4_DOUBLED, iq4_nl, k_scale_min, mxfp4, mxfp4_scale, q2_k, q3_k, q3_k_scales,
+    q4_0, q4_1, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0,
 };
 
 /// Decodes `bytes` into `out`. The caller has checked that the lengths match and the encoding is decodable.
@@ -27,6 +27,7 @@ pub(super) fn row(encoding: Encoding, bytes: &[u8], out: &mut [f32]) {
         Encoding::Q5K => block_q5_k,
         Encoding::Q6K => block_q6_k,
         Encoding::IQ4NL => block_iq4_nl,
+        Encoding::MXFP4 => block_mxfp4,
         other => unreachable!("`{other}` was refused before"),
     };
     for (b, y) in bytes
@@ -95,6 +96,15 @@ fn block_iq4_nl(block: &[u8], out: &mut [f32]) {
     for i in 0..16 {
         out[i] = d * f32::from(IQ4_NL_VALUES[usize::from(qs[i] & 15)]);
         out[i + 16] = d * f32::from(IQ4_NL_VALUES[usize::from(qs[i] >> 4)]);
+    }
+}
+
+fn block_mxfp4(block: &[u8], out: &mut [f32]) {
+    let d = mxfp4_scale(block[mxfp4::E]);
+    let qs = &block[mxfp4::QS..];
+    for i in 0..16 {
+        out[i] = d * f32::from(MXFP4_DOUBLED[usize::from(qs[i] & 15)]);
+        out[i + 16] = d * f32::from(MXFP4_DOUBLED[usize::from(qs[i] >> 4)]);
     }
 }
 

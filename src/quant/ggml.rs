@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
+use crate::quant::layout::mxfp4;
 use crate::quant::{decode, layout};
 
 /// How the elements of a weight tensor are stored.
@@ -40,6 +41,8 @@ pub enum Encoding {
     Q6K,
     /// 4-bit codes into a fixed non-linear table, blocks of 32 with a scale.
     IQ4NL,
+    /// Floats of 4 bits with a power of two for every 32.
+    MXFP4,
     /// 64-bit floats; listed, not decoded.
     F64,
     /// 8-bit floats with 4 exponent and 3 mantissa bits; listed, not decoded here.
@@ -70,7 +73,7 @@ pub enum Encoding {
 
 impl Encoding {
     /// Every encoding, for tables and tests.
-    pub const ALL: [Encoding; 27] = [
+    pub const ALL: [Encoding; 28] = [
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -85,6 +88,7 @@ impl Encoding {
         Self::Q5K,
         Self::Q6K,
         Self::IQ4NL,
+        Self::MXFP4,
         Self::F64,
         Self::F8E4M3,
         Self::F8E5M2,
@@ -125,13 +129,14 @@ impl Encoding {
             27 => Self::I64,
             28 => Self::F64,
             30 => Self::BF16,
+            39 => Self::MXFP4,
             other => return Err(unsupported_ggml_type(other)),
         })
     }
 
     /// ggml's number of this encoding, or `None` when ggml has none.
     pub fn to_ggml(self) -> Option<u32> {
-        (0..=30).find(|&number| Self::from_ggml(number).is_ok_and(|encoding| encoding == self))
+        (0..=39).find(|&number| Self::from_ggml(number).is_ok_and(|encoding| encoding == self))
     }
 
     /// Name, elements per block, bytes per block.
@@ -152,6 +157,7 @@ impl Encoding {
             Self::Q5K => ("Q5_K", q5_k::BLOCK_LEN, q5_k::BLOCK_BYTES),
             Self::Q6K => ("Q6_K", q6_k::BLOCK_LEN, q6_k::BLOCK_BYTES),
             Self::IQ4NL => ("IQ4_NL", iq4_nl::BLOCK_LEN, iq4_nl::BLOCK_BYTES),
+            Self::MXFP4 => ("MXFP4", mxfp4::BLOCK_LEN, mxfp4::BLOCK_BYTES),
             Self::F64 => ("F64", 1, 8),
             Self::F8E4M3 => ("F8_E4M3", 1, 1),
             Self::F8E5M2 => ("F8_E5M2", 1, 1),
@@ -207,7 +213,12 @@ impl Encoding {
         )
     }
 
-    /// The first element of `bytes` that is NaN or infinite, for encodings of plain floats; others are not looked at.
+    /// Whether [`Encoding::find_non_finite`] looks for anything.
+    pub fn can_be_non_finite(self) -> bool {
+        self.is_float() || self == Self::MXFP4
+    }
+
+    /// The first element of `bytes` that is NaN or infinite, for encodings of plain floats and MXFP4; others are not looked at.
     pub fn find_non_finite(self, bytes: &[u8]) -> Option<usize> {
         fn find<const N: usize>(bytes: &[u8], is_bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
             /// Elements that are looked at without stopping, which compilers turn into vector code.
@@ -223,6 +234,8 @@ impl Encoding {
             Self::F32 => find(bytes, |e| u32::from_le_bytes(e) << 1 >= 0xff00_0000),
             Self::F16 => find(bytes, |e| u16::from_le_bytes(e) << 1 >= 0xf800),
             Self::BF16 => find(bytes, |e| u16::from_le_bytes(e) << 1 >= 0xff00),
+            Self::MXFP4 => find(bytes, |b: [u8; mxfp4::BLOCK_BYTES]| b[mxfp4::E] == u8::MAX)
+                .map(|block| block * mxfp4::BLOCK_LEN),
             Self::F64 => find(bytes, |e| !f64::from_le_bytes(e).is_finite()),
             Self::F8E4M3 => find(bytes, |[e]: [u8; 1]| e & 0x7f == 0x7f),
             Self::F8E5M2 => find(bytes, |[e]: [u8; 1]| e & 0x7c == 0x7c),
@@ -294,7 +307,6 @@ fn unread_ggml_name(number: u32) -> Option<&'static str> {
         36 => "IQ4_NL_4_4",
         37 => "IQ4_NL_4_8",
         38 => "IQ4_NL_8_8",
-        39 => "MXFP4",
         40 => "NVFP4",
         41 => "Q1_0",
         42 => "Q2_0",
@@ -348,7 +360,7 @@ mod tests {
     fn unread_types_are_refused_by_name_and_unknown_ones_by_number() {
         for (number, name) in [
             (16, "`IQ2_XXS`"),
-            (39, "`MXFP4`"),
+            (40, "`NVFP4`"),
             (34, "`TQ1_0`"),
             (4000, "4000"),
         ] {

@@ -152,6 +152,31 @@ block! {
     D = 208,
 }
 
+block! {
+    /// `x = 2^(e - 128) * VALUES[q]`; nibbles as in [`q4_0`], [`MXFP4_DOUBLED`] is the table. The format of
+    /// <https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf>: floats of 4 bits (E2M1) with a
+    /// power of two (E8M0) for every 32; `e` = 255 means NaN.
+    mxfp4, 32 elements, 17 bytes:
+    /// Exponent of the scale.
+    E = 0,
+    /// 16 bytes of nibbles.
+    QS = 1,
+}
+
+/// Twice the values behind the codes of MXFP4, which are whole numbers.
+pub const MXFP4_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// `2^(e - 128)`: what [`MXFP4_DOUBLED`] is multiplied with; NaN for 255.
+#[inline]
+pub fn mxfp4_scale(e: u8) -> f32 {
+    match e {
+        // Below the normal numbers.
+        0 | 1 => f32::from_bits(0x0020_0000 << e),
+        2..=254 => f32::from_bits((u32::from(e) - 1) << 23),
+        255 => f32::NAN,
+    }
+}
+
 /// The values behind the 4-bit codes of IQ4_NL (and IQ4_XS).
 pub const IQ4_NL_VALUES: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,

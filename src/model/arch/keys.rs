@@ -102,6 +102,34 @@ keys! {
     QUERY_PRE_ATTN_SCALAR = ["query_pre_attn_scalar"], Some("attention.query_pre_attn_scalar");
     /// Soft cap on attention scores.
     ATTN_SOFT_CAP = ["attn_logit_softcapping"], Some("attn_logit_softcapping");
+    /// Experts of a layer.
+    NUM_EXPERTS = ["num_experts", "num_local_experts", "n_routed_experts"], Some("expert_count");
+    /// Experts that a token uses.
+    EXPERTS_PER_TOKEN = ["num_experts_per_tok", "experts_per_token", "top_k_experts"], Some("expert_used_count");
+    /// Width of an expert; that of the feed-forward block where it is left out.
+    EXPERT_SIZE = ["moe_intermediate_size"], Some("expert_feed_forward_length");
+    /// Width of the expert that every token uses.
+    SHARED_SIZE = ["shared_expert_intermediate_size", "shared_intermediate_size"], Some("expert_shared_feed_forward_length");
+    /// The same in widths of an expert.
+    NUM_SHARED = ["n_shared_experts"], Some("expert_shared_count");
+    /// Multiplies the weights of experts.
+    ROUTED_SCALE = ["routed_scaling_factor"], Some("expert_weights_scale");
+    /// Groups of experts.
+    EXPERT_GROUPS = ["n_group"], Some("expert_group_count");
+    /// Groups that the experts of a token come from.
+    KEPT_GROUPS = ["topk_group"], Some("expert_group_used_count");
+    /// Layers at the beginning without experts (in GGUF the tensors say it).
+    FIRST_DENSE = ["first_k_dense_replace"], None;
+    /// Every n-th layer, counted from 1, has experts.
+    SPARSE_STEP = ["decoder_sparse_step"], None;
+    /// Every n-th layer, counted from 0, has experts.
+    SPARSE_FREQUENCY = ["moe_layer_freq"], None;
+    /// Limit of the gate and of up in experts of GPT-OSS.
+    SWIGLU_LIMIT = ["swiglu_limit"], None;
+    /// Inside the sigmoid of these experts.
+    SWIGLU_ALPHA = ["swiglu_alpha"], None;
+    /// Queries, keys and values are clamped to ± this.
+    QKV_CLIP = ["clip_qkv"], Some("attention.clamp_kqv");
     /// Soft cap on logits.
     FINAL_SOFT_CAP = ["final_logit_softcapping"], Some("final_logit_softcapping");
 }

@@ -1,5 +1,7 @@
 //! What the rows of the architecture table can say.
 
+use crate::ops::moe::{GroupScore, Scoring};
+
 /// Where a layer's sliding window comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowRule {
@@ -11,6 +13,10 @@ pub enum WindowRule {
     Switched,
     /// `use_sliding_window` switches it on, for layers that do not rotate (SmolLM3).
     SwitchedWithoutRope,
+    /// `use_sliding_window` switches it on, for all layers (Qwen3 MoE).
+    SwitchedAll,
+    /// `use_sliding_window` switches it on, for every second layer below `max_window_layers`, from the first on (Qwen2 MoE).
+    SwitchedAlternating,
     /// Every n-th layer sees everything, the others slide; n from `sliding_window_pattern` or this default (Gemma 3).
     EveryNthFull(usize),
 }
@@ -115,4 +121,68 @@ pub enum FeedForwardWidth {
     /// With `block_auto_adjust_ff_dim` two thirds of it, times `block_ffn_dim_multiplier`, rounded up to a multiple of
     /// `block_multiple_of`; GGUF files have the result (LFM2).
     TwoThirds,
+}
+
+/// How a family mixes experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoeRule {
+    /// How the logits of the router become scores. GGUF files may say another one (`expert_gating_func`).
+    pub scoring: Scoring,
+    /// Weights are divided by their sum.
+    pub normalize: Normalize,
+    /// Weights are multiplied by `routed_scaling_factor`.
+    pub is_scaled: bool,
+    /// Experts come from the best groups (`n_group`, `topk_group`), which are compared like this.
+    pub groups: Option<GroupRule>,
+    /// There is a correction that is added to scores for choosing.
+    pub has_correction: bool,
+    /// Router and experts have biases.
+    pub has_biases: bool,
+    /// The block that every token goes through besides its experts.
+    pub shared: SharedRule,
+    /// Which experts: usual gated blocks, or those of GPT-OSS.
+    pub experts: ExpertKind,
+}
+
+/// Whether the weights of a token are divided by their sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Normalize {
+    /// Always.
+    Always,
+    /// As `norm_topk_prob` says.
+    Configured {
+        /// When a `config.json` does not say it.
+        hf: bool,
+        /// When a GGUF file does not say it (`expert_weights_norm`).
+        gguf: bool,
+    },
+}
+
+/// When experts come from some groups only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupRule {
+    /// Always.
+    Always(GroupScore),
+    /// When `topk_method` of the config is this.
+    Method(&'static str, GroupScore),
+}
+
+/// The block that every token goes through besides its experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedRule {
+    /// None.
+    None,
+    /// One, if the config gives it a width.
+    Plain,
+    /// One, times the sigmoid of a gate.
+    Gated,
+}
+
+/// What experts are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertKind {
+    /// Gated blocks; fused ones have the rows of the gate first.
+    Usual,
+    /// A clamped gate; fused in safetensors with the rows of gate and up in turns, floats with the input features outermost.
+    GptOss,
 }

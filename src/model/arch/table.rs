@@ -5,13 +5,14 @@
 //! What the fields of a row can say stands in `rules.rs`.
 
 use super::rules::{
-    AttentionScale, Bias, BiasRule, EmbeddingScale, FeedForwardWidth, LogitsScale, Recurrence,
-    RopeLayers, WindowRule,
+    AttentionScale, Bias, BiasRule, EmbeddingScale, ExpertKind, FeedForwardWidth, GroupRule,
+    LogitsScale, MoeRule, Normalize, Recurrence, RopeLayers, SharedRule, WindowRule,
 };
 use crate::error::{Error, Result};
 use crate::model::config::{NormKind, NormPlacement, QkNorm};
 use crate::model::names::{Part, PartNames, named};
 use crate::ops::gated_act::Activation;
+use crate::ops::moe::{GroupScore, Scoring};
 use crate::ops::rope::Pairing;
 
 /// One architecture.
@@ -43,6 +44,10 @@ pub struct Architecture {
     pub norms: NormPlacement,
     /// Norm of q and k.
     pub qk_norm: QkNorm,
+    /// A switch of `config.json` without which there is no such norm; GGUF files have the tensors or not.
+    pub qk_norm_switch: Option<&'static str>,
+    /// Queries, keys and values are clamped where the config says so (`clip_qkv`).
+    pub qkv_clip: bool,
     /// Biases.
     pub biases: BiasRule,
     /// What embeddings are multiplied by.
@@ -55,6 +60,10 @@ pub struct Architecture {
     pub residual_multiplier: bool,
     /// Queries grow with their position where the config says so (`llama_4_scaling_beta`).
     pub query_scaling: bool,
+    /// Experts, where the file has any.
+    pub moe: Option<MoeRule>,
+    /// The bounds of YaRN are rounded in models that come as GGUF files, which do not say it.
+    pub gguf_yarn_truncate: bool,
     /// Attention has sinks.
     pub sinks: bool,
     /// Whether the head is the embedding when the config does not say.
@@ -97,6 +106,67 @@ const NO_BIAS: BiasRule = BiasRule {
     feed_forward: Bias::Never,
 };
 
+/// Softmax over all experts; the weights of the chosen ones sum to 1.
+const MIXTRAL_EXPERTS: MoeRule = MoeRule {
+    scoring: Scoring::Softmax,
+    normalize: Normalize::Always,
+    is_scaled: false,
+    groups: None,
+    has_correction: false,
+    has_biases: false,
+    shared: SharedRule::None,
+    experts: ExpertKind::Usual,
+};
+
+/// The names of Mixtral.
+const MIXTRAL_NAMES: &[PartNames] = &[
+    named(Part::Router, "block_sparse_moe.gate", "ffn_gate_inp"),
+    named(
+        Part::ExpertGate,
+        "block_sparse_moe.experts.{}.w1",
+        "ffn_gate.{}",
+    ),
+    named(
+        Part::ExpertUp,
+        "block_sparse_moe.experts.{}.w3",
+        "ffn_up.{}",
+    ),
+    named(
+        Part::ExpertDown,
+        "block_sparse_moe.experts.{}.w2",
+        "ffn_down.{}",
+    ),
+];
+
+/// The names of Granite's experts.
+const GRANITE_MOE_NAMES: &[PartNames] = &[
+    named(
+        Part::Router,
+        "block_sparse_moe.router.layer",
+        "ffn_gate_inp",
+    ),
+    named(
+        Part::ExpertsGateUp,
+        "block_sparse_moe.input_linear",
+        "ffn_gate_up_exps",
+    ),
+    named(
+        Part::ExpertsDown,
+        "block_sparse_moe.output_linear",
+        "ffn_down_exps",
+    ),
+    named(
+        Part::SharedGateUp,
+        "shared_mlp.input_linear",
+        "ffn_gate_up_shexp",
+    ),
+    named(
+        Part::SharedDown,
+        "shared_mlp.output_linear",
+        "ffn_down_shexp",
+    ),
+];
+
 /// Where norms stand on both sides, `post_attention_layernorm` is the one behind attention.
 const SANDWICH_NAMES: &[PartNames] = &[named(
     Part::FfnNorm,
@@ -138,6 +208,8 @@ const LLAMA: Architecture = Architecture {
     norm: NormKind::Rms,
     norms: NormPlacement::Before,
     qk_norm: QkNorm::None,
+    qk_norm_switch: None,
+    qkv_clip: false,
     biases: BiasRule {
         feed_forward: Bias::Configured("mlp_bias", false),
         ..ATTENTION_BIAS
@@ -147,6 +219,8 @@ const LLAMA: Architecture = Architecture {
     logits_scale: LogitsScale::One,
     residual_multiplier: false,
     query_scaling: false,
+    moe: None,
+    gguf_yarn_truncate: true,
     sinks: false,
     tied_by_default: false,
     hf_pairing: Pairing::HalfSplit,
@@ -194,9 +268,38 @@ const GEMMA: Architecture = Architecture {
     ..LLAMA
 };
 
+/// Decoders of the Granite kind.
+const GRANITE: Architecture = Architecture {
+    name: "Granite",
+    hf: &["GraniteForCausalLM"],
+    model_types: &["granite"],
+    gguf: &["granite"],
+    examples: "Granite 3.0 to 3.3 2B, 8B",
+    verified: &[],
+    embedding_scale: EmbeddingScale::Multiplier,
+    attention_scale: AttentionScale::Multiplier,
+    logits_scale: LogitsScale::Divided,
+    residual_multiplier: true,
+    defaults: &[
+        ("rope_theta", 10_000.0),
+        ("rms_norm_eps", 1e-6),
+        ("max_position_embeddings", 2048.0),
+        ("embedding_multiplier", 1.0),
+        ("attention_multiplier", 1.0),
+        ("residual_multiplier", 1.0),
+        ("logits_scaling", 1.0),
+    ],
+    extra_stop_ids: &[],
+    ..LLAMA
+};
+
 /// Every architecture that this build runs.
 pub const ARCHITECTURES: &[Architecture] = &[
-    LLAMA,
+    Architecture {
+        // Mixtral in GGUF files.
+        moe: Some(MIXTRAL_EXPERTS),
+        ..LLAMA
+    },
     Architecture {
         name: "Mistral",
         hf: &["MistralForCausalLM"],
@@ -439,29 +542,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         names: &[named(Part::GateUp, "mlp.gate_up_proj", "ffn_up")],
         ..LLAMA
     },
-    Architecture {
-        name: "Granite",
-        hf: &["GraniteForCausalLM"],
-        model_types: &["granite"],
-        gguf: &["granite"],
-        examples: "Granite 3.0 to 3.3 2B, 8B",
-        verified: &[],
-        embedding_scale: EmbeddingScale::Multiplier,
-        attention_scale: AttentionScale::Multiplier,
-        logits_scale: LogitsScale::Divided,
-        residual_multiplier: true,
-        defaults: &[
-            ("rope_theta", 10_000.0),
-            ("rms_norm_eps", 1e-6),
-            ("max_position_embeddings", 2048.0),
-            ("embedding_multiplier", 1.0),
-            ("attention_multiplier", 1.0),
-            ("residual_multiplier", 1.0),
-            ("logits_scaling", 1.0),
-        ],
-        extra_stop_ids: &[],
-        ..LLAMA
-    },
+    GRANITE,
     Architecture {
         name: "OLMo 2",
         hf: &["Olmo2ForCausalLM"],
@@ -561,6 +642,248 @@ pub const ARCHITECTURES: &[Architecture] = &[
         ],
         extra_stop_ids: &[],
         ..LLAMA
+    },
+    Architecture {
+        name: "Mixtral",
+        hf: &["MixtralForCausalLM"],
+        model_types: &["mixtral"],
+        // Converters write `llama`.
+        gguf: &[],
+        examples: "Mixtral 8x7B, 8x22B",
+        verified: &[],
+        biases: NO_BIAS,
+        window: WindowRule::Always,
+        moe: Some(MIXTRAL_EXPERTS),
+        defaults: &[
+            ("rope_theta", 1_000_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 131_072.0),
+            ("num_key_value_heads", 8.0),
+            ("num_local_experts", 8.0),
+            ("num_experts_per_tok", 2.0),
+        ],
+        extra_stop_ids: &[],
+        names: MIXTRAL_NAMES,
+        ..LLAMA
+    },
+    Architecture {
+        name: "Qwen2 MoE",
+        hf: &["Qwen2MoeForCausalLM"],
+        model_types: &["qwen2_moe"],
+        gguf: &["qwen2moe"],
+        examples: "Qwen 1.5 MoE A2.7B, Qwen 2 57B A14B",
+        biases: BiasRule {
+            qkv: Bias::Configured("qkv_bias", true),
+            ..NO_BIAS
+        },
+        window: WindowRule::SwitchedAlternating,
+        moe: Some(MoeRule {
+            normalize: Normalize::Configured {
+                hf: false,
+                gguf: false,
+            },
+            shared: SharedRule::Gated,
+            ..MIXTRAL_EXPERTS
+        }),
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 32_768.0),
+            ("num_key_value_heads", 16.0),
+            ("sliding_window", 4096.0),
+            ("max_window_layers", 28.0),
+            ("num_experts", 60.0),
+            ("num_experts_per_tok", 4.0),
+        ],
+        ..QWEN
+    },
+    Architecture {
+        name: "Qwen3 MoE",
+        hf: &["Qwen3MoeForCausalLM"],
+        model_types: &["qwen3_moe"],
+        gguf: &["qwen3moe"],
+        examples: "Qwen 3 30B A3B, 235B A22B; Qwen 3 Coder 30B A3B",
+        qk_norm: QkNorm::PerHead,
+        biases: ATTENTION_BIAS,
+        window: WindowRule::SwitchedAll,
+        moe: Some(MoeRule {
+            normalize: Normalize::Configured {
+                hf: false,
+                gguf: true,
+            },
+            ..MIXTRAL_EXPERTS
+        }),
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 32_768.0),
+            ("num_key_value_heads", 4.0),
+            ("sliding_window", 4096.0),
+            ("num_experts", 128.0),
+            ("num_experts_per_tok", 8.0),
+            ("moe_intermediate_size", 768.0),
+        ],
+        ..QWEN
+    },
+    Architecture {
+        name: "OLMoE",
+        hf: &["OlmoeForCausalLM"],
+        model_types: &["olmoe"],
+        gguf: &["olmoe"],
+        examples: "OLMoE 1B 7B",
+        verified: &[],
+        qk_norm: QkNorm::Flat,
+        qkv_clip: true,
+        biases: ATTENTION_BIAS,
+        gguf_pairing: Pairing::HalfSplit,
+        moe: Some(MoeRule {
+            normalize: Normalize::Configured {
+                hf: false,
+                gguf: false,
+            },
+            ..MIXTRAL_EXPERTS
+        }),
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 4096.0),
+            ("num_experts", 64.0),
+            ("num_experts_per_tok", 8.0),
+        ],
+        extra_stop_ids: &[],
+        ..LLAMA
+    },
+    Architecture {
+        name: "GPT-OSS",
+        hf: &["GptOssForCausalLM"],
+        model_types: &["gpt_oss"],
+        gguf: &["gpt-oss"],
+        examples: "gpt-oss 20B, 120B",
+        verified: &[],
+        biases: BiasRule {
+            qkv: Bias::Configured("attention_bias", true),
+            o: Bias::Configured("attention_bias", true),
+            feed_forward: Bias::Never,
+        },
+        gguf_pairing: Pairing::HalfSplit,
+        window: WindowRule::EveryNthFull(2),
+        sinks: true,
+        gguf_yarn_truncate: false,
+        moe: Some(MoeRule {
+            scoring: Scoring::SoftmaxOfChosen,
+            normalize: Normalize::Configured {
+                hf: false,
+                gguf: false,
+            },
+            has_biases: true,
+            experts: ExpertKind::GptOss,
+            ..MIXTRAL_EXPERTS
+        }),
+        defaults: &[
+            ("rope_theta", 150_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 131_072.0),
+            ("num_key_value_heads", 8.0),
+            ("head_dim", 64.0),
+            ("sliding_window", 128.0),
+            ("num_local_experts", 128.0),
+            ("num_experts_per_tok", 4.0),
+            ("swiglu_limit", 7.0),
+            ("swiglu_alpha", 1.702),
+        ],
+        extra_stop_ids: &[],
+        names: &[
+            named(
+                Part::FfnNorm,
+                "post_attention_layernorm",
+                "post_attention_norm",
+            ),
+            named(Part::Router, "mlp.router", "ffn_gate_inp"),
+        ],
+        ..LLAMA
+    },
+    Architecture {
+        name: "GLM-4 MoE",
+        hf: &["Glm4MoeForCausalLM"],
+        model_types: &["glm4_moe"],
+        gguf: &["glm4moe"],
+        examples: "GLM-4.5, GLM-4.5 Air, GLM-4.6",
+        verified: &[],
+        qk_norm: QkNorm::PerHead,
+        qk_norm_switch: Some("use_qk_norm"),
+        biases: BiasRule {
+            qkv: Bias::Configured("attention_bias", false),
+            ..NO_BIAS
+        },
+        gguf_pairing: Pairing::HalfSplit,
+        moe: Some(MoeRule {
+            scoring: Scoring::Sigmoid,
+            normalize: Normalize::Configured {
+                hf: true,
+                gguf: true,
+            },
+            is_scaled: true,
+            groups: Some(GroupRule::Always(GroupScore::TwoBest)),
+            has_correction: true,
+            shared: SharedRule::Plain,
+            ..MIXTRAL_EXPERTS
+        }),
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-5),
+            ("max_position_embeddings", 131_072.0),
+            ("num_key_value_heads", 8.0),
+            ("partial_rotary_factor", 0.5),
+            ("n_routed_experts", 128.0),
+            ("num_experts_per_tok", 8.0),
+            ("n_shared_experts", 1.0),
+            ("first_k_dense_replace", 1.0),
+        ],
+        extra_stop_ids: &[151_329, 151_336, 151_338],
+        names: &[
+            named(
+                Part::FfnNorm,
+                "post_attention_layernorm",
+                "post_attention_norm",
+            ),
+            named(
+                Part::SharedGate,
+                "mlp.shared_experts.gate_proj",
+                "ffn_gate_shexp",
+            ),
+            named(Part::SharedUp, "mlp.shared_experts.up_proj", "ffn_up_shexp"),
+            named(
+                Part::SharedDown,
+                "mlp.shared_experts.down_proj",
+                "ffn_down_shexp",
+            ),
+        ],
+        ..LLAMA
+    },
+    Architecture {
+        name: "Granite MoE",
+        hf: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+        model_types: &["granitemoe", "granitemoeshared"],
+        gguf: &["granitemoe"],
+        examples: "Granite 3.0 and 3.1 1B A400M, 3B A800M",
+        moe: Some(MoeRule {
+            scoring: Scoring::SoftmaxOfChosen,
+            shared: SharedRule::Plain,
+            ..MIXTRAL_EXPERTS
+        }),
+        defaults: &[
+            ("rope_theta", 10_000.0),
+            ("rms_norm_eps", 1e-6),
+            ("max_position_embeddings", 2048.0),
+            ("embedding_multiplier", 1.0),
+            ("attention_multiplier", 1.0),
+            ("residual_multiplier", 1.0),
+            ("logits_scaling", 1.0),
+            ("num_local_experts", 8.0),
+            ("num_experts_per_tok", 2.0),
+        ],
+        names: GRANITE_MOE_NAMES,
+        ..GRANITE
     },
 ];
 

@@ -7,6 +7,7 @@
 //! | `delta_net.rs` | the gated delta rule |
 //! | `short_conv.rs` | the gated short convolution |
 //! | `feed_forward.rs` | the gated block |
+//! | `moe.rs` | a mixture of experts |
 //!
 //! A new kind of part is a file here with a struct of weights, whose `forward` takes the step and the normed residual
 //! stream and returns what is added to it, and a variant of [`Mixer`] or [`FeedForward`]. Its config is in `config.rs`,
@@ -15,12 +16,14 @@
 mod attention;
 mod delta_net;
 mod feed_forward;
+mod moe;
 mod norm;
 mod short_conv;
 
 pub(in crate::model) use attention::{Attention, Keys};
 pub(in crate::model) use delta_net::DeltaNet;
 pub(in crate::model) use feed_forward::Dense;
+pub(in crate::model) use moe::{Moe, Shared};
 pub(in crate::model) use norm::Norm;
 pub(in crate::model) use short_conv::ShortConv;
 
@@ -64,6 +67,7 @@ pub(in crate::model) enum Mixer {
 #[derive(Debug)]
 pub(in crate::model) enum FeedForward {
     Dense(Dense),
+    Moe(Moe),
 }
 
 /// Norms of a layer, those that its placement has.
@@ -172,18 +176,21 @@ impl FeedForward {
     fn forward(&self, step: &Step<'_>, input: &Input<'_>) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.forward(step.ctx, input),
+            Self::Moe(moe) => moe.forward(step.ctx, input),
         }
     }
 
     fn work(&self) -> Work {
         match self {
             Self::Dense(dense) => Work::of(dense.linears()),
+            Self::Moe(moe) => moe.work(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Dense(dense) => dense.bytes(),
+            Self::Moe(moe) => moe.bytes(),
         }
     }
 }

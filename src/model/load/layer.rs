@@ -1,7 +1,7 @@
 //! One layer: its norms, and the loaders of its parts.
 
 use super::tensors::Tensors;
-use super::{attention, delta_net, feed_forward, short_conv};
+use super::{attention, delta_net, feed_forward, moe, short_conv};
 use crate::error::Result;
 use crate::model::config::{FeedForwardConfig, MixerConfig, ModelConfig, NormPlacement};
 use crate::model::layers::{FeedForward, Layer, LayerNorms, Mixer, Norm};
@@ -38,6 +38,9 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
         feed_forward: match &layer.feed_forward {
             FeedForwardConfig::Dense(own) => {
                 FeedForward::Dense(feed_forward::load(tensors, config, index, own)?)
+            }
+            FeedForwardConfig::Moe(own) => {
+                FeedForward::Moe(moe::load(tensors, config, index, own)?)
             }
         },
     })

@@ -4,12 +4,15 @@
 //! |---|---|
 //! | `tensors.rs` | taking tensors out of the file: matrices, parts of fused ones, vectors; what is left over |
 //! | `layer.rs` | one layer: its norms and which kinds of parts it has |
-//! | `attention.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs` | one kind of part each |
+//! | `attention.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs`, `moe.rs` | one kind of part each |
+//! | `experts.rs` | experts, in whatever way files store them |
 
 mod attention;
 mod delta_net;
+mod experts;
 mod feed_forward;
 mod layer;
+mod moe;
 mod short_conv;
 mod tensors;
 

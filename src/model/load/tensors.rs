@@ -10,9 +10,10 @@ use crate::formats::{TensorSource, TensorView, Weights};
 use crate::model::config::{BiasPresence, ModelConfig, NormConfig, NormKind};
 use crate::model::layers::Norm;
 use crate::model::names::{Names, Part, Use};
-use crate::nn::Linear;
+use crate::nn::{ExpertStack, Linear, StackShape, WeightPath};
 use crate::ops::Context;
 use crate::ops::matmul::RawMatrix;
+use crate::quant::Encoding;
 
 /// The tensors of one file. Whatever nobody took is left at the end and refused.
 pub(super) struct Tensors<'a> {
@@ -88,9 +89,57 @@ impl<'a> Tensors<'a> {
         self.names.stem(Some(layer), part)
     }
 
+    /// Whether the file is a GGUF file.
+    pub fn is_gguf(&self) -> bool {
+        matches!(self.weights, Weights::Gguf(_))
+    }
+
+    /// The canonical name of a tensor of all experts, if the file has it; `.weight` may stand behind it.
+    pub fn stack_name(&self, layer: usize, part: Part) -> Option<String> {
+        let stem = self.stem(layer, part);
+        let names = [format!("{stem}.weight"), stem];
+        names.into_iter().find(|name| self.has(name))
+    }
+
+    /// The canonical name of what is added to a router's scores: a bias in GGUF files.
+    pub fn correction_name(&self, layer: usize) -> String {
+        let stem = self.stem(layer, Part::RouterCorrection);
+        if self.is_gguf() {
+            format!("{stem}.bias")
+        } else {
+            stem
+        }
+    }
+
     /// Whether the file has a tensor that nobody took yet, by canonical name.
     pub fn has(&self, name: &str) -> bool {
         self.unused.contains_key(name)
+    }
+
+    /// [`Self::linear`], multiplied in floats whatever its encoding.
+    pub fn exact_linear(
+        &mut self,
+        layer: usize,
+        part: Part,
+        out: usize,
+        inn: usize,
+        bias: BiasPresence,
+    ) -> Result<Linear> {
+        let stem = self.stem(layer, part);
+        let matrix = self.matrix(&format!("{stem}.weight"), out, inn)?;
+        let bias = self.bias(&stem, out, bias)?;
+        self.build_for(&matrix, bias, WeightPath::Reference)
+    }
+
+    /// The same with one output, which GGUF files store as a vector.
+    pub fn exact_row(&mut self, layer: usize, part: Part, inn: usize) -> Result<Linear> {
+        let view = self.take(&self.weight_name(Some(layer), part))?;
+        if view.info.shape != [inn] {
+            expect_shape(&view, &[1, inn])?;
+        }
+        self.check(&view)?;
+        let matrix = rows_of_view(&view, inn, 0..1)?;
+        self.build_for(&matrix, None, WeightPath::Reference)
     }
 
     /// A linear layer of layer `layer`: `[out, inn]` and perhaps a bias `[out]`.
@@ -172,7 +221,7 @@ impl<'a> Tensors<'a> {
         if view.info.shape != [channels, 1, kernel] {
             expect_shape(&view, &[channels, kernel])?;
         }
-        self.floats(&view)
+        self.decoded(&view)
     }
 
     /// A norm over `size` elements, its offset added.
@@ -196,9 +245,46 @@ impl<'a> Tensors<'a> {
 
     /// A layer over `matrix`, interleaved for the integer kernels where they take it.
     pub fn build(&self, matrix: &RawMatrix, bias: Option<Vec<f32>>) -> Result<Linear> {
+        self.build_for(matrix, bias, self.options.path)
+    }
+
+    fn build_for(
+        &self,
+        matrix: &RawMatrix,
+        bias: Option<Vec<f32>>,
+        path: WeightPath,
+    ) -> Result<Linear> {
         match self.ctx {
-            Some(ctx) => Linear::new(ctx, matrix, bias, self.options.path),
-            None => Ok(Linear::weighed(matrix, bias, self.options.path)),
+            Some(ctx) => Linear::new(ctx, matrix, bias, path),
+            None => Ok(Linear::weighed(matrix, bias, path)),
+        }
+    }
+
+    /// The same matrix of every expert, interleaved for the integer kernels where they take it.
+    pub fn experts(&self, matrices: Vec<RawMatrix>, bias: Option<Vec<f32>>) -> Result<ExpertStack> {
+        if let Some(ctx) = self.ctx {
+            return ExpertStack::new(ctx, matrices, bias, self.options.path);
+        }
+        let first = &matrices[0];
+        let shape = StackShape {
+            encoding: first.encoding(),
+            count: matrices.len(),
+            rows: first.rows(),
+            cols: first.cols(),
+        };
+        Ok(ExpertStack::weighed(shape, bias, self.options.path))
+    }
+
+    /// [`Self::experts`] of matrices that `make` makes of what the file holds, one by one.
+    pub fn converted_experts(
+        &self,
+        shape: StackShape,
+        make: &(dyn Fn(usize) -> Result<RawMatrix> + Sync),
+        bias: Option<Vec<f32>>,
+    ) -> Result<ExpertStack> {
+        match self.ctx {
+            Some(ctx) => ExpertStack::made(ctx, shape, make, bias, self.options.path),
+            None => Ok(ExpertStack::weighed(shape, bias, self.options.path)),
         }
     }
 
@@ -209,7 +295,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// The `count` matrices `[rows, cols]` that are stacked in the tensor `[count, rows, cols]` called `name`.
-    #[allow(dead_code, reason = "for experts")]
     pub fn stacked(
         &mut self,
         name: &str,
@@ -218,18 +303,41 @@ impl<'a> Tensors<'a> {
         cols: usize,
     ) -> Result<Stacked> {
         let view = self.checked(name, &[count, rows, cols])?;
-        Ok(Stacked { view, rows, cols })
+        Ok(Stacked {
+            view,
+            count,
+            rows,
+            cols,
+        })
     }
 
     /// The vector of `size` elements called `name`.
     pub fn vector(&mut self, name: &str, size: usize) -> Result<Vec<f32>> {
-        let view = self.take(name)?;
-        expect_shape(&view, &[size])?;
-        self.floats(&view)
+        self.floats(name, &[size])
     }
 
-    /// The decoded elements of a small tensor, all of them finite.
-    fn floats(&self, view: &TensorView) -> Result<Vec<f32>> {
+    /// The bytes of the tensor of unsigned bytes called `name`.
+    pub fn bytes(&mut self, name: &str, shape: &[usize]) -> Result<TensorView> {
+        let view = self.take(name)?;
+        expect_shape(&view, shape)?;
+        match view.info.encoding {
+            Encoding::U8 => Ok(view),
+            other => Err(Error::invalid(format!(
+                "tensor `{}` has elements of type `{other}`, expected `U8`",
+                view.info.name
+            ))),
+        }
+    }
+
+    /// The values of the tensor called `name`, of shape `shape`, all of them finite.
+    pub fn floats(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let view = self.take(name)?;
+        expect_shape(&view, shape)?;
+        self.decoded(&view)
+    }
+
+    /// The elements of a small tensor, all of them finite.
+    fn decoded(&self, view: &TensorView) -> Result<Vec<f32>> {
         let mut values = vec![0.0; view.info.num_elements()];
         if self.ctx.is_none() {
             return Ok(values);
@@ -299,23 +407,39 @@ impl<'a> Tensors<'a> {
     fn checked(&mut self, name: &str, shape: &[usize]) -> Result<TensorView> {
         let view = self.take(name)?;
         expect_shape(&view, shape)?;
-        if let Some(ctx) = self.ctx {
-            check_finite(ctx, &view)?;
-        }
+        self.check(&view)?;
         Ok(view)
+    }
+
+    fn check(&self, view: &TensorView) -> Result<()> {
+        self.ctx.map_or(Ok(()), |ctx| check_finite(ctx, view))
     }
 }
 
 /// Matrices `[rows, cols]`, one behind the other in one tensor.
-#[allow(dead_code, reason = "for experts")]
 pub(super) struct Stacked {
     view: TensorView,
+    count: usize,
     rows: usize,
     cols: usize,
 }
 
-#[allow(dead_code, reason = "for experts")]
 impl Stacked {
+    /// How many.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Rows and columns of each.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// How the elements are stored.
+    pub fn encoding(&self) -> Encoding {
+        self.view.info.encoding
+    }
+
     /// Rows `rows` of matrix `index`; nothing is copied.
     pub fn rows(&self, index: usize, rows: Range<usize>) -> Result<RawMatrix> {
         let first = index * self.rows;
@@ -345,20 +469,21 @@ fn rows_of_view(view: &TensorView, cols: usize, rows: Range<usize>) -> Result<Ra
     matrix.map_err(|e| e.context(format!("tensor `{}`", info.name)))
 }
 
-/// Refuses NaN and infinity in a float tensor.
+/// Refuses NaN and infinity in a tensor whose elements can be that by themselves.
 fn check_finite(ctx: &Context, view: &TensorView) -> Result<()> {
-    /// A whole number of elements of every float encoding.
     const PART: usize = 1 << 20;
     let (encoding, bytes) = (view.info.encoding, view.bytes.as_slice());
-    if !encoding.is_float() {
+    if !encoding.can_be_non_finite() {
         return Ok(());
     }
+    // A whole number of blocks.
+    let per_part = (PART / encoding.block_bytes()).max(1) * encoding.block_bytes();
     let first = std::sync::Mutex::new(None::<usize>);
-    ctx.pool().run(bytes.len().div_ceil(PART), |part| {
-        let begin = part * PART;
-        let end = bytes.len().min(begin + PART);
+    ctx.pool().run(bytes.len().div_ceil(per_part), |part| {
+        let begin = part * per_part;
+        let end = bytes.len().min(begin + per_part);
         if let Some(at) = encoding.find_non_finite(&bytes[begin..end]) {
-            let at = at + begin / encoding.row_bytes(1).unwrap_or(1);
+            let at = at + begin / encoding.block_bytes() * encoding.block_len();
             let mut first = first
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner);

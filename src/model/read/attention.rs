@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::formats::TensorSource;
 use crate::model::arch::keys;
 use crate::model::arch::rules::{AttentionScale, Bias};
-use crate::model::config::{AttentionConfig, BiasPresence, KvSource, QueryScaling};
+use crate::model::config::{AttentionConfig, BiasPresence, KvSource, QkNorm, QueryScaling};
 
 impl Reader<'_> {
     /// What the attention of all layers has in common; `hidden` is the width of the residual stream.
@@ -29,10 +29,10 @@ impl Reader<'_> {
             kv_heads,
             key_dim,
             value_dim: key_dim,
-            qk_norm: self.arch.qk_norm,
+            qk_norm: self.qk_norm(),
             qkv_bias: self.bias(self.arch.biases.qkv),
             o_bias: self.bias(self.arch.biases.o),
-            qkv_clip: None,
+            qkv_clip: self.qkv_clip()?,
             rope: None,
             query_scaling: self.query_scaling()?,
             scale: self.attention_scale(key_dim, hidden, heads, num_layers)? as f32,
@@ -65,6 +65,27 @@ impl Reader<'_> {
                 self.arch.name
             ))),
         }
+    }
+
+    /// The family's norm of q and k, where the file does not switch it off.
+    fn qk_norm(&self) -> QkNorm {
+        let is_on = match self.arch.qk_norm_switch {
+            None => true,
+            Some(key) if self.is_hf() => self.hf(key).and_then(Value::as_bool) == Some(true),
+            Some(_) => self.weights.find("blk.0.attn_q_norm.weight").is_some(),
+        };
+        if is_on {
+            self.arch.qk_norm
+        } else {
+            QkNorm::None
+        }
+    }
+
+    fn qkv_clip(&self) -> Result<Option<f32>> {
+        if !self.arch.qkv_clip {
+            return Ok(None);
+        }
+        Ok(self.find_multiplier(&keys::QKV_CLIP)?.map(|x| x as f32))
     }
 
     /// GGUF files of the older kind leave the head size out; the shape of q, or of q, k and v together, knows it.

@@ -1,4 +1,4 @@
-//! The feed-forward part.
+//! The feed-forward part; `moe.rs` reads the one with experts.
 
 use serde_json::Value;
 
@@ -7,17 +7,38 @@ use crate::error::{Error, Result};
 use crate::formats::TensorSource;
 use crate::model::arch::keys;
 use crate::model::arch::rules::FeedForwardWidth;
-use crate::model::config::{DenseConfig, FeedForwardConfig};
+use crate::model::config::{BiasPresence, DenseConfig, FeedForwardConfig};
 use crate::ops::gated_act::Activation;
 
 impl Reader<'_> {
-    /// The feed-forward part of all layers.
-    pub(super) fn feed_forward(&self) -> Result<FeedForwardConfig> {
-        Ok(FeedForwardConfig::Dense(DenseConfig {
-            intermediate: self.feed_forward_width()?,
-            activation: self.activation()?,
-            bias: self.bias(self.arch.biases.feed_forward),
-        }))
+    /// The feed-forward part of each layer.
+    pub(super) fn feed_forward(&self, num_layers: usize) -> Result<Vec<FeedForwardConfig>> {
+        let moe = self.moe()?;
+        let sparse = match &moe {
+            Some(_) => self.sparse_layers(num_layers)?,
+            None => vec![false; num_layers],
+        };
+        let dense = match sparse.contains(&false) {
+            true => Some(self.dense_of(self.feed_forward_width()?, self.activation()?)),
+            false => None,
+        };
+        let of = |is_sparse| match (is_sparse, &moe, &dense) {
+            (true, Some(moe), _) => FeedForwardConfig::Moe(moe.clone()),
+            (_, _, dense) => {
+                FeedForwardConfig::Dense(dense.clone().expect("some layer is not sparse"))
+            }
+        };
+        Ok(sparse.into_iter().map(of).collect())
+    }
+
+    /// A gated block of the width `intermediate`.
+    pub(super) fn dense_of(&self, intermediate: usize, activation: Activation) -> DenseConfig {
+        let bias: BiasPresence = self.bias(self.arch.biases.feed_forward);
+        DenseConfig {
+            intermediate,
+            activation,
+            bias,
+        }
     }
 
     fn feed_forward_width(&self) -> Result<usize> {
@@ -55,7 +76,7 @@ impl Reader<'_> {
         }
     }
 
-    fn activation(&self) -> Result<Activation> {
+    pub(super) fn activation(&self) -> Result<Activation> {
         let keys = self.arch.activation_keys.iter();
         let own = keys.filter_map(|key| self.hf(key)).next();
         match own.map(|v| v.as_str().unwrap_or("?")) {

@@ -5,13 +5,14 @@
 //! | file | reads |
 //! |---|---|
 //! | `source.rs` | one field, whatever the container |
-//! | `attention.rs`, `feed_forward.rs` | the parts of layers |
+//! | `attention.rs`, `feed_forward.rs`, `moe.rs` | the parts of layers |
 //! | `recurrent.rs` | which layers are recurrent, and their geometry |
 //! | `windows.rs` | which layers slide |
 //! | `rope.rs` | rotations |
 
 mod attention;
 mod feed_forward;
+mod moe;
 mod recurrent;
 mod rope;
 mod source;
@@ -132,7 +133,7 @@ impl Reader<'_> {
     fn layers(&self, hidden_size: usize) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>)> {
         let num_layers = self.num_layers()?;
         let attention = self.attention(hidden_size, num_layers)?;
-        let feed_forward = self.feed_forward()?;
+        let feed_forward = self.feed_forward(num_layers)?;
         let ropes = self.ropes(attention.key_dim)?;
         let rotates = self.rotating_layers(num_layers)?;
         let windows = self.windows(&rotates)?;
@@ -147,16 +148,17 @@ impl Reader<'_> {
             })
         };
         let recurrent = self.recurrent(num_layers, hidden_size)?.into_iter();
-        let mixers = windows.into_iter().zip(rotates).zip(recurrent);
-        let layer =
-            |((window, rotates), recurrent): ((Option<usize>, bool), Option<MixerConfig>)| {
-                LayerConfig {
-                    mixer: recurrent.unwrap_or_else(|| attention(window, rotates)),
-                    feed_forward: feed_forward.clone(),
-                    norms: self.arch.norms,
-                }
-            };
-        let layers = mixers.map(layer).collect();
+        let mixers = windows
+            .into_iter()
+            .zip(rotates)
+            .zip(recurrent)
+            .map(|((window, rotates), own)| own.unwrap_or_else(|| attention(window, rotates)));
+        let layer = |(mixer, feed_forward)| LayerConfig {
+            mixer,
+            feed_forward,
+            norms: self.arch.norms,
+        };
+        let layers = mixers.zip(feed_forward).map(layer).collect();
         Ok((ropes, layers))
     }
 

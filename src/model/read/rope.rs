@@ -203,7 +203,7 @@ impl Reader<'_> {
                     beta_slow: number("yarn_beta_slow")?
                         .filter(|x| *x > 0.0)
                         .unwrap_or(1.0),
-                    truncate: true,
+                    truncate: self.arch.gguf_yarn_truncate,
                     magnitude: (Yarn::magnitude(factor, all_dim.map(|all| (1.0, all)))
                         * magnitude.unwrap_or(1.0)) as f32,
                 }))

@@ -77,6 +77,12 @@ impl Reader<'_> {
             WindowRule::None => Ok(false),
             WindowRule::Always => has_window(),
             WindowRule::SwitchedWithoutRope => Ok(!rotates && is_on() && has_window()?),
+            WindowRule::SwitchedAll => Ok(is_on() && has_window()?),
+            WindowRule::SwitchedAlternating => {
+                let below = self.find_number(&keys::MAX_WINDOW_LAYERS)?;
+                let below = below.is_none_or(|limit| (layer as f64) < limit);
+                Ok(is_on() && has_window()? && below && layer.is_multiple_of(2))
+            }
             WindowRule::Switched => {
                 // Below 0 and above all layers are both written in real files.
                 let from = self.find_number(&keys::MAX_WINDOW_LAYERS)?.unwrap_or(0.0);

@@ -11,8 +11,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::RawMatrix;
-use crate::ops::Tensor;
+use super::Product;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, SUM_LANES, Simd, reduce_sum, simd_kernel};
 use crate::quant::Encoding;
@@ -47,15 +46,15 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// Outputs `first..first + count` of every row of `x`.
-pub(super) fn rows(
+/// Outputs `outputs` of every row of a product, whose rows of the result `out` this task alone writes in these columns.
+pub(super) fn multiply(
     level: CpuLevel,
-    x: &Tensor,
-    w: &RawMatrix,
-    first: usize,
-    count: usize,
+    product: &Product<'_>,
+    outputs: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
+    let (x, w) = (product.x, product.w);
+    let (first, count) = (outputs.start, outputs.len());
     SCRATCH.with_borrow_mut(
         |Scratch {
              sums,
@@ -81,11 +80,12 @@ pub(super) fn rows(
                 };
                 (Encoding::F32, bytes)
             };
-            for x_first in (0..x.rows()).step_by(X_ROWS) {
+            for x_first in (0..x.count()).step_by(X_ROWS) {
+                let m = X_ROWS.min(x.count() - x_first);
                 let task = Task {
                     level,
-                    x: &x.as_slice()[x_first * k..],
-                    m: X_ROWS.min(x.rows() - x_first),
+                    x: std::array::from_fn(|i| if i < m { x.row(x_first + i) } else { &[] }),
+                    m,
                     k,
                     w: bytes,
                     count,
@@ -95,7 +95,7 @@ pub(super) fn rows(
                     Encoding::BF16 => task.sum::<BF16>(sums, packed),
                     _ => task.sum::<F32>(sums, packed),
                 }
-                task.write(sums, x_first, first, w.rows(), out);
+                task.write(sums, product.first_row + x_first, first, w.rows(), out);
             }
         },
     );
@@ -104,9 +104,8 @@ pub(super) fn rows(
 /// Some weight rows times up to three activation rows.
 struct Task<'a> {
     level: CpuLevel,
-    /// From the first activation row on.
-    x: &'a [f32],
-    /// Activation rows.
+    x: [&'a [f32]; X_ROWS],
+    /// Activation rows that there are.
     m: usize,
     /// Elements of a row.
     k: usize,
@@ -152,7 +151,7 @@ impl Task<'_> {
         packed.resize(features.len().div_ceil(SUM_LANES) * step, 0.0);
         let last = packed.len().saturating_sub(step);
         packed[last..].fill(0.0);
-        for (m, row) in self.x.chunks_exact(self.k).take(self.m).enumerate() {
+        for (m, row) in self.x[..self.m].iter().enumerate() {
             let (parts, rest) = row[features.clone()].as_chunks::<SUM_LANES>();
             let mut to = packed
                 .chunks_exact_mut(step)

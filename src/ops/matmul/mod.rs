@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ops::{Context, Tensor};
+use crate::ops::{Context, Rows, Tensor, distinct_rows};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
 
@@ -128,19 +128,63 @@ impl RawMatrix {
 /// # Errors
 /// `Unsupported` when the encoding of `w` has no decoder. Panics when the inner sizes differ.
 pub fn matmul(ctx: &Context, x: &Tensor, w: &RawMatrix) -> Result<Tensor> {
-    assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
-    if !w.encoding().is_float() {
-        // Fails here, in one place, when there is no decoder.
-        w.decode_row(0, &mut vec![0.0; w.cols()])?;
-    }
-    let mut y = ctx.uninit(x.rows(), w.rows());
-    let out = Disjoint::new(y.as_mut_slice());
-    let chunk = cpu::ROWS_PER_TASK;
-    ctx.pool().run(w.rows().div_ceil(chunk), |task| {
-        let first = task * chunk;
-        cpu::rows(ctx.level(), x, w, first, chunk.min(w.rows() - first), &out);
-    });
+    let mut results = [ctx.uninit(x.rows(), w.rows())];
+    let product = Product {
+        x: Rows::all(x),
+        w,
+        result: 0,
+        first_row: 0,
+    };
+    matmul_all(ctx, &[product], &mut results)?;
+    let [y] = results;
     Ok(y)
+}
+
+/// One of several products that are computed in one parallel section: `x Wᵀ` as rows `first_row..` of a result.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    /// `[rows, w.cols()]`.
+    pub x: Rows<'a>,
+    /// The weights.
+    pub w: &'a RawMatrix,
+    /// Which result.
+    pub result: usize,
+    /// Its row for the first row of `x`.
+    pub first_row: usize,
+}
+
+/// Several products, each of its own rows: they are written into `results`, whose other rows stay as they are.
+///
+/// # Errors
+/// `Unsupported` when the encoding of a matrix has no decoder. Panics when sizes differ, or two products give the same row.
+pub fn matmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor]) -> Result<()> {
+    let mut tasks = Vec::new();
+    for (index, product) in products.iter().enumerate() {
+        let w = product.w;
+        assert_eq!(product.x.cols(), w.cols(), "{:?} times {w:?}", product.x);
+        assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
+        if !w.encoding().is_float() {
+            // Fails here, in one place, when there is no decoder.
+            w.decode_row(0, &mut vec![0.0; w.cols()])?;
+        }
+        let starts = (0..w.rows()).step_by(cpu::ROWS_PER_TASK);
+        tasks.extend(starts.map(|first| (index, first..w.rows().min(first + cpu::ROWS_PER_TASK))));
+    }
+    assert!(distinct_rows(products.iter().map(|p| (
+        p.result,
+        p.first_row,
+        p.x.count()
+    ))));
+    let outs: Vec<Disjoint<'_, f32>> = results
+        .iter_mut()
+        .map(|y| Disjoint::new(y.as_mut_slice()))
+        .collect();
+    ctx.pool().run(tasks.len(), |task| {
+        let (index, outputs) = tasks[task].clone();
+        let product = &products[index];
+        cpu::multiply(ctx.level(), product, outputs, &outs[product.result]);
+    });
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
-use crate::ops::{Context, Tensor};
+use crate::ops::{Context, Rows, Tensor};
 use crate::threads::Disjoint;
 
 /// Input features that share one activation scale. One choice for all formats, so that q, k, v and gate, up of a file
@@ -139,26 +139,47 @@ impl QuantRows {
 ///
 /// A group that holds NaN or an infinity gets a NaN scale, so that it cannot go unnoticed.
 pub fn quantize_rows(ctx: &Context, x: &Tensor) -> QuantRows {
-    let (rows, cols) = (x.rows(), x.cols());
-    assert!(cols.is_multiple_of(GROUP), "{x:?} in groups of {GROUP}");
-    let mut tiles: Vec<Tile> = (0..rows.div_ceil(TILE_ROWS))
-        .map(|_| Tile::default())
-        .collect();
-    let (count, out) = (tiles.len(), Disjoint::new(&mut tiles));
-    ctx.for_row_ranges(count, TILE_ROWS * cols * 2, |first, count| {
-        // SAFETY: ranges are disjoint.
-        let tiles = unsafe { out.part(first, count) };
-        for (tile, index) in tiles.iter_mut().zip(first..) {
-            let first_row = index * TILE_ROWS;
-            *tile = round_tile(ctx.level(), x, first_row, TILE_ROWS.min(rows - first_row));
-        }
-    });
-    QuantRows { rows, cols, tiles }
+    quantize_all(ctx, &[Rows::all(x)]).remove(0)
 }
 
-fn round_tile(level: CpuLevel, x: &Tensor, first_row: usize, rows: usize) -> Tile {
+/// [`quantize_rows`] of several sets of rows, of as many columns, in one parallel section.
+pub fn quantize_all(ctx: &Context, sets: &[Rows<'_>]) -> Vec<QuantRows> {
+    let cols = sets.first().map_or(0, Rows::cols);
+    assert!(
+        cols.is_multiple_of(GROUP) && sets.iter().all(|set| set.cols() == cols),
+        "{cols} columns in groups of {GROUP}"
+    );
+    // Which set and which of its rows each tile begins with.
+    let begins = |set: usize| {
+        let firsts = (0..sets[set].count()).step_by(TILE_ROWS);
+        firsts.map(move |first| (set, first))
+    };
+    let places: Vec<(usize, usize)> = (0..sets.len()).flat_map(begins).collect();
+    let mut tiles: Vec<Tile> = places.iter().map(|_| Tile::default()).collect();
+    let out = Disjoint::new(&mut tiles);
+    ctx.for_row_ranges(places.len(), TILE_ROWS * cols * 2, |first, count| {
+        // SAFETY: ranges are disjoint.
+        let tiles = unsafe { out.part(first, count) };
+        for (tile, (set, first_row)) in tiles.iter_mut().zip(&places[first..]) {
+            *tile = round_tile(ctx.level(), &sets[*set], *first_row);
+        }
+    });
+    let mut tiles = tiles.into_iter();
+    let of = |set: &Rows<'_>| QuantRows {
+        rows: set.count(),
+        cols,
+        tiles: tiles
+            .by_ref()
+            .take(set.count().div_ceil(TILE_ROWS))
+            .collect(),
+    };
+    sets.iter().map(of).collect()
+}
+
+fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
+    let rows = TILE_ROWS.min(x.count() - first_row);
     // A single tile may be smaller, for kernels of fewer rows.
-    let stride = if x.rows() > TILE_ROWS {
+    let stride = if x.count() > TILE_ROWS {
         TILE_ROWS
     } else {
         rows.next_power_of_two()

@@ -33,6 +33,7 @@ macro_rules! by_format {
             Format::Q5_1 => $call!(Format::Q5_1),
             Format::Q8_0 => $call!(Format::Q8_0),
             Format::IQ4_NL => $call!(Format::IQ4_NL),
+            Format::MXFP4 => $call!(Format::MXFP4),
             Format::Q2_K => $call!(Format::Q2_K),
             Format::Q3_K => $call!(Format::Q3_K),
             Format::Q4_K => $call!(Format::Q4_K),
@@ -192,6 +193,8 @@ const fn chunks_per_acc(format: Format) -> usize {
         },
         Codes::NibblesBits | Codes::PairsBits | Codes::Pairs => 4,
         Codes::NibblesPairs => 2,
+        // Recentred, they are at most 12.
+        Codes::Levels => 8,
         // Not accumulated in 16 bits at all.
         Codes::Bytes | Codes::Table => 8,
     }
@@ -402,7 +405,7 @@ unsafe fn add_group<V: Simd, G: Group<V>, const F: u8, const M: usize>(
                 let sum = &mut sums[m][p];
                 *sum = V::fma(V::mul(f.scale, scale), V::to_f32(dots[m][p]), *sum);
                 match const { format_of(F).scheme() } {
-                    Scheme::Scale { .. } | Scheme::KScale16 { .. } => {}
+                    Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::KScale16 { .. } => {}
                     Scheme::ScaleMin | Scheme::KScaleMin => {
                         *sum = V::fma(f.min, splat(word::SCALED_SUM, m), *sum);
                     }
@@ -490,7 +493,9 @@ unsafe fn start<V: Simd, const F: u8, const M: usize>(x: *const i32, c: usize, m
         let half = x.add((word::NEG_PAIRS_HALVES + c / (CHUNKS / 2)) * M + m);
         match const { format_of(F).scheme() } {
             Scheme::Scale { zero_log2: Some(3) } if c == 0 => V::acc_start::<0>(all),
-            Scheme::Scale { zero_log2: Some(4) } if c == 0 => V::acc_start::<1>(all),
+            Scheme::Scale { zero_log2: Some(4) } | Scheme::Exponent { zero_log2: 4 } if c == 0 => {
+                V::acc_start::<1>(all)
+            }
             Scheme::KScale16 { zero_log2: 5 } if c.is_multiple_of(CHUNKS / 2) => {
                 V::acc_start::<5>(half)
             }

@@ -5,12 +5,24 @@ use super::GROUP;
 use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
 use super::layout::{Codes, Format, Scheme};
 use crate::ops::simd::Simd;
-use crate::quant::layout::IQ4_NL_VALUES;
+use crate::quant::layout::{IQ4_NL_VALUES, MXFP4_DOUBLED};
 
 /// Four-feature chunks of a record.
 pub(super) const CHUNKS: usize = GROUP / 4;
 /// Bytes of a vector.
 pub(super) const VECTOR: usize = 32;
+
+/// [`MXFP4_DOUBLED`] with the format's zero point added: unsigned and below 32.
+const MXFP4_LEVELS: [i8; 16] = {
+    let mut levels = MXFP4_DOUBLED;
+    let mut i = 0;
+    while i < levels.len() {
+        levels[i] += 16;
+        i += 1;
+    }
+    levels
+};
+
 pub(super) const fn format_of(number: u8) -> Format {
     Format::ALL[number as usize]
 }
@@ -87,6 +99,10 @@ impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
             };
             match const { format_of(F).scheme() } {
                 Scheme::Scale { .. } => factors.scale = V::load_f16(scales),
+                Scheme::Exponent { .. } => {
+                    let e = V::sub_i32(V::load_u8_i32(scales), V::splat_i32(127));
+                    factors.scale = V::mul(V::exp2i(e), V::splat(0.5));
+                }
                 Scheme::ScaleMin => {
                     factors.scale = V::load_f16(scales);
                     factors.min = V::load_f16(scales.add(16));
@@ -200,6 +216,7 @@ unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
             Codes::Pairs => pairs::<V>(record, c),
             Codes::Bytes => V::load_bytes(record.add(c * VECTOR)),
             Codes::Table => V::lookup16(IQ4_NL_VALUES.as_ptr(), nibbles::<V>(record, c)),
+            Codes::Levels => V::lookup16(MXFP4_LEVELS.as_ptr(), nibbles::<V>(record, c)),
         }
     }
 }

@@ -17,6 +17,7 @@
 //! | Q5_1 | nibbles, bits | | | d, m |
 //! | Q8_0 | bytes, signed | | | d |
 //! | IQ4_NL | nibbles through a table, signed | | | d |
+//! | MXFP4 | nibbles through a table | 16 | | exponent (u8) |
 //! | Q4_K | nibbles | | d, dmin | scale, min (u8) |
 //! | Q5_K | nibbles, bits | | d, dmin | scale, min (u8) |
 //! | Q6_K | nibbles, pairs | 32 | d | scales of both halves (i8 pairs) |
@@ -49,6 +50,8 @@ pub(super) enum Codes {
     Bytes,
     /// 4 bits that index the IQ4_NL table of signed bytes.
     Table,
+    /// 4 bits that index the MXFP4 table, whose values are moved to where they are unsigned.
+    Levels,
 }
 
 /// How a record's integer sums become floats.
@@ -56,6 +59,8 @@ pub(super) enum Codes {
 pub(super) enum Scheme {
     /// `d (q - 2^zero_log2)`; without a zero for signed codes.
     Scale { zero_log2: Option<u32> },
+    /// `2^(e - 128) (q - 2^zero_log2)`.
+    Exponent { zero_log2: u32 },
     /// `d q + m`.
     ScaleMin,
     /// `d scale q - dmin min`, per 32.
@@ -77,6 +82,7 @@ pub enum Format {
     Q5_1,
     Q8_0,
     IQ4_NL,
+    MXFP4,
     Q2_K,
     Q3_K,
     Q4_K,
@@ -86,13 +92,14 @@ pub enum Format {
 
 impl Format {
     /// Every format, by its number.
-    pub(super) const ALL: [Self; 11] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
         Self::Q5_1,
         Self::Q8_0,
         Self::IQ4_NL,
+        Self::MXFP4,
         Self::Q2_K,
         Self::Q3_K,
         Self::Q4_K,
@@ -109,6 +116,7 @@ impl Format {
             Encoding::Q5_1 => Self::Q5_1,
             Encoding::Q8_0 => Self::Q8_0,
             Encoding::IQ4NL => Self::IQ4_NL,
+            Encoding::MXFP4 => Self::MXFP4,
             Encoding::Q2K => Self::Q2_K,
             Encoding::Q3K => Self::Q3_K,
             Encoding::Q4K => Self::Q4_K,
@@ -124,6 +132,7 @@ impl Format {
             Self::Q5_0 | Self::Q5_1 | Self::Q5_K => Codes::NibblesBits,
             Self::Q8_0 => Codes::Bytes,
             Self::IQ4_NL => Codes::Table,
+            Self::MXFP4 => Codes::Levels,
             Self::Q2_K => Codes::Pairs,
             Self::Q3_K => Codes::PairsBits,
             Self::Q6_K => Codes::NibblesPairs,
@@ -135,6 +144,7 @@ impl Format {
             Self::Q4_0 => Scheme::Scale { zero_log2: Some(3) },
             Self::Q5_0 => Scheme::Scale { zero_log2: Some(4) },
             Self::Q8_0 | Self::IQ4_NL => Scheme::Scale { zero_log2: None },
+            Self::MXFP4 => Scheme::Exponent { zero_log2: 4 },
             Self::Q4_1 | Self::Q5_1 => Scheme::ScaleMin,
             Self::Q4_K | Self::Q5_K => Scheme::KScaleMin,
             Self::Q6_K => Scheme::KScale16 { zero_log2: 5 },
@@ -146,7 +156,7 @@ impl Format {
     /// Records per block.
     pub(super) const fn groups_per_block(self) -> usize {
         match self.scheme() {
-            Scheme::Scale { .. } | Scheme::ScaleMin => 1,
+            Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::ScaleMin => 1,
             Scheme::KScaleMin | Scheme::KScale16 { .. } | Scheme::KScaleMin16 => 8,
         }
     }
@@ -154,7 +164,7 @@ impl Format {
     /// Bytes of codes per record.
     pub(super) const fn code_bytes(self) -> usize {
         match self.codes() {
-            Codes::Nibbles | Codes::Table => 128,
+            Codes::Nibbles | Codes::Table | Codes::Levels => 128,
             Codes::NibblesBits => 160,
             Codes::NibblesPairs => 192,
             Codes::PairsBits => 96,
@@ -166,6 +176,7 @@ impl Format {
     /// Bytes of scales per record.
     pub(super) const fn scale_bytes(self) -> usize {
         match self.scheme() {
+            Scheme::Exponent { .. } => 8,
             Scheme::Scale { .. } | Scheme::KScaleMin | Scheme::KScale16 { .. } => 16,
             Scheme::ScaleMin | Scheme::KScaleMin16 => 32,
         }
@@ -174,7 +185,7 @@ impl Format {
     /// Bytes before the first record of a block.
     pub(super) const fn header_bytes(self) -> usize {
         match self.scheme() {
-            Scheme::Scale { .. } | Scheme::ScaleMin => 0,
+            Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::ScaleMin => 0,
             Scheme::KScale16 { .. } => 16,
             Scheme::KScaleMin | Scheme::KScaleMin16 => 32,
         }
@@ -188,7 +199,7 @@ impl Format {
     /// Vectors of factors in an expanded record (`cpu.rs`).
     pub(super) const fn factor_vectors(self) -> usize {
         match self.scheme() {
-            Scheme::Scale { .. } => 1,
+            Scheme::Scale { .. } | Scheme::Exponent { .. } => 1,
             Scheme::ScaleMin | Scheme::KScaleMin => 2,
             Scheme::KScale16 { .. } => 4,
             Scheme::KScaleMin16 => 5,

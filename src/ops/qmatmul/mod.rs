@@ -21,14 +21,16 @@ mod pack;
 mod tiles;
 
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::ops::buffer::Buffer;
 use crate::ops::matmul::RawMatrix;
-use crate::ops::{Context, Tensor};
+use crate::ops::{Context, Tensor, distinct_rows};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
-pub use activations::{GROUP, QuantRows, TILE_ROWS, quantize_rows};
+pub use activations::{GROUP, QuantRows, TILE_ROWS, quantize_all, quantize_rows};
 pub use layout::{Format, PANEL_ROWS};
 
 /// A weight matrix in the interleaved layout.
@@ -37,7 +39,10 @@ pub struct QMatrix {
     cols: usize,
     encoding: Encoding,
     format: Format,
-    packed: Buffer,
+    /// Shared with the matrices that were packed together.
+    buffer: Arc<Buffer>,
+    /// Where its panels lie.
+    part: Range<usize>,
 }
 
 impl fmt::Debug for QMatrix {
@@ -70,38 +75,104 @@ impl QMatrix {
     /// # Errors
     /// `Unsupported` when the encoding has no interleaved form.
     pub fn pack(ctx: &Context, raw: &RawMatrix) -> Result<Self> {
-        let encoding = raw.encoding();
-        let format = Format::of(encoding).ok_or_else(|| {
-            Error::unsupported(format!(
-                "`{}` weights have no integer kernel",
-                encoding.name()
-            ))
-        })?;
-        let panel_bytes = format.panel_bytes(raw.cols()).ok_or_else(|| {
-            Error::invalid(format!(
-                "a row of {} elements is no whole number of `{}` blocks",
-                raw.cols(),
-                encoding.name()
-            ))
-        })?;
-        let num_panels = num_panels(raw.rows());
-        let mut packed = ctx.chunks.zeroed(panel_bytes * num_panels);
-        let pair_bytes = cpu::PANELS * panel_bytes;
-        let out = Disjoint::new(&mut packed);
-        ctx.pool().run(num_panels / cpu::PANELS, |pair| {
+        Ok(Self::pack_all(ctx, std::slice::from_ref(raw))?.remove(0))
+    }
+
+    /// [`Self::pack`] of several matrices, such as the experts of a layer, one behind the other into one buffer.
+    ///
+    /// # Errors
+    /// As [`Self::pack`].
+    pub fn pack_all(ctx: &Context, raws: &[RawMatrix]) -> Result<Vec<Self>> {
+        // Format, bytes of a panel, where the pairs of panels begin; per matrix.
+        let mut layouts = Vec::with_capacity(raws.len());
+        let mut pairs = Vec::new();
+        let mut bytes = 0;
+        for (index, raw) in raws.iter().enumerate() {
+            let (format, panel_bytes) = panel_layout(raw.encoding(), raw.cols())?;
+            let count = num_panels(raw.rows());
+            layouts.push((format, bytes..bytes + count * panel_bytes));
+            let pair_bytes = cpu::PANELS * panel_bytes;
+            let place = |pair: usize| (index, pair, bytes + pair * pair_bytes, pair_bytes);
+            pairs.extend((0..count / cpu::PANELS).map(place));
+            bytes += count * panel_bytes;
+        }
+        let mut buffer = ctx.chunks.zeroed(bytes);
+        let out = Disjoint::new(&mut buffer);
+        ctx.pool().run(pairs.len(), |task| {
+            let (index, pair, first, len) = pairs[task];
             // SAFETY: pairs are disjoint.
             #[allow(unsafe_code)]
-            let out = unsafe { out.part(pair * pair_bytes, pair_bytes) };
+            let out = unsafe { out.part(first, len) };
+            let (format, raw) = (layouts[index].0, &raws[index]);
             pack::pack_pair(ctx.level(), format, raw, pair * PAIR_ROWS, out);
         });
-        raw.release();
-        Ok(Self {
+        raws.iter().for_each(RawMatrix::release);
+        let buffer = Arc::new(buffer);
+        let of = |(raw, (format, part)): (&RawMatrix, (Format, Range<usize>))| Self {
             rows: raw.rows(),
             cols: raw.cols(),
+            encoding: raw.encoding(),
+            format,
+            buffer: Arc::clone(&buffer),
+            part,
+        };
+        Ok(raws.iter().zip(layouts).map(of).collect())
+    }
+
+    /// [`Self::pack_all`] of `count` matrices of one shape (encoding, rows, columns), each of which `make` makes when it is packed
+    /// and which is dropped then.
+    ///
+    /// # Errors
+    /// As [`Self::pack`], and the first error of `make`. Panics when it makes another shape.
+    pub fn pack_made(
+        ctx: &Context,
+        count: usize,
+        (encoding, rows, cols): (Encoding, usize, usize),
+        make: &(dyn Fn(usize) -> Result<RawMatrix> + Sync),
+    ) -> Result<Vec<Self>> {
+        let (format, panel_bytes) = panel_layout(encoding, cols)?;
+        let bytes = num_panels(rows) * panel_bytes;
+        let mut buffer = ctx.chunks.zeroed(count * bytes);
+        let out = Disjoint::new(&mut buffer);
+        let failed = std::sync::Mutex::new(None::<(usize, Error)>);
+        ctx.pool().run(count, |index| {
+            let raw = match make(index) {
+                Ok(raw) => raw,
+                Err(error) => {
+                    let failed = failed.lock();
+                    let mut first = failed.unwrap_or_else(std::sync::PoisonError::into_inner);
+                    if first.as_ref().is_none_or(|(other, _)| index < *other) {
+                        *first = Some((index, error));
+                    }
+                    return;
+                }
+            };
+            assert_eq!(
+                (raw.encoding(), raw.rows(), raw.cols()),
+                (encoding, rows, cols)
+            );
+            // SAFETY: matrices are disjoint.
+            #[allow(unsafe_code)]
+            let out = unsafe { out.part(index * bytes, bytes) };
+            let pair_bytes = cpu::PANELS * panel_bytes;
+            for (pair, out) in out.chunks_exact_mut(pair_bytes.max(1)).enumerate() {
+                pack::pack_pair(ctx.level(), format, &raw, pair * PAIR_ROWS, out);
+            }
+        });
+        let failed = failed.into_inner();
+        if let Some((_, error)) = failed.unwrap_or_else(std::sync::PoisonError::into_inner) {
+            return Err(error);
+        }
+        let buffer = Arc::new(buffer);
+        let of = |index: usize| Self {
+            rows,
+            cols,
             encoding,
             format,
-            packed,
-        })
+            buffer: Arc::clone(&buffer),
+            part: index * bytes..(index + 1) * bytes,
+        };
+        Ok((0..count).map(of).collect())
     }
 
     /// Output features.
@@ -121,7 +192,11 @@ impl QMatrix {
 
     /// Bytes of the interleaved copy.
     pub fn bytes(&self) -> usize {
-        self.packed.len()
+        self.part.len()
+    }
+
+    fn packed(&self) -> &[u8] {
+        &self.buffer[self.part.clone()]
     }
 
     fn num_pairs(&self) -> usize {
@@ -129,8 +204,23 @@ impl QMatrix {
     }
 
     fn panel_bytes(&self) -> usize {
-        self.packed.len() / num_panels(self.rows).max(1)
+        self.part.len() / num_panels(self.rows).max(1)
     }
+}
+
+/// The format of an encoding, and the bytes of one of its panels.
+fn panel_layout(encoding: Encoding, cols: usize) -> Result<(Format, usize)> {
+    let format = Format::of(encoding).ok_or_else(|| {
+        let name = encoding.name();
+        Error::unsupported(format!("`{name}` weights have no integer kernel"))
+    })?;
+    let panel_bytes = format.panel_bytes(cols).ok_or_else(|| {
+        Error::invalid(format!(
+            "a row of {cols} elements is no whole number of `{}` blocks",
+            encoding.name()
+        ))
+    })?;
+    Ok((format, panel_bytes))
 }
 
 /// Rows of the two panels that the microkernel takes at once.
@@ -147,45 +237,65 @@ const TASK_BYTES: usize = 96 * 1024;
 /// `x Wᵀ` for several matrices that share their input (q, k and v; gate and up), in one parallel section.
 ///
 /// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ.
-pub fn qmatmul(ctx: &Context, x: &QuantRows, matrices: &[&QMatrix]) -> Vec<Tensor> {
+pub fn qmatmul<'a>(ctx: &Context, x: &'a QuantRows, matrices: &[&'a QMatrix]) -> Vec<Tensor> {
     let mut results: Vec<Tensor> = matrices
         .iter()
         .map(|w| ctx.uninit(x.rows(), w.rows()))
         .collect();
+    let product = |(result, w): (usize, &&'a QMatrix)| Product {
+        x,
+        w,
+        result,
+        first_row: 0,
+    };
+    let products: Vec<Product<'_>> = matrices.iter().enumerate().map(product).collect();
+    qmatmul_all(ctx, &products, &mut results);
+    results
+}
+
+/// One of several products that are computed in one parallel section: `x Wᵀ` as rows `first_row..` of a result.
+#[derive(Debug, Clone, Copy)]
+pub struct Product<'a> {
+    /// `[rows, w.cols()]`.
+    pub x: &'a QuantRows,
+    /// The weights.
+    pub w: &'a QMatrix,
+    /// Which result.
+    pub result: usize,
+    /// Its row for the first row of `x`.
+    pub first_row: usize,
+}
+
+/// Several products, each of its own rows: they are written into `results`, whose other rows stay as they are.
+///
+/// Panics when sizes differ, or two products give the same row.
+pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor]) {
+    let all_pairs: usize = products.iter().map(|p| p.w.num_pairs()).sum();
+    let by_balance = all_pairs / (ctx.pool().num_threads() * 4);
+    let mut tasks = Vec::new();
+    for (index, product) in products.iter().enumerate() {
+        let (x, w) = (product.x, product.w);
+        assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
+        assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
+        let by_size = TASK_BYTES / (cpu::PANELS * w.panel_bytes()).max(1);
+        let step = by_size.min(by_balance).max(1);
+        let starts = (0..w.num_pairs()).step_by(step);
+        tasks.extend(starts.map(|first| (index, first..w.num_pairs().min(first + step))));
+    }
+    assert!(distinct_rows(products.iter().map(|p| (
+        p.result,
+        p.first_row,
+        p.x.rows()
+    ))));
     let outs: Vec<Disjoint<'_, f32>> = results
         .iter_mut()
         .map(|y| Disjoint::new(y.as_mut_slice()))
         .collect();
-    let threads = ctx.pool().num_threads();
-    let mut tasks = Vec::new();
-    for (index, w) in matrices.iter().enumerate() {
-        assert_eq!(
-            x.cols(),
-            w.cols(),
-            "activations of {} columns times {w:?}",
-            x.cols()
-        );
-        let by_size = TASK_BYTES / (cpu::PANELS * w.panel_bytes()).max(1);
-        let by_balance = w.num_pairs() / (threads * 4);
-        let step = by_size.min(by_balance).max(1);
-        tasks.extend(
-            (0..w.num_pairs())
-                .step_by(step)
-                .map(|first| (index, first, step.min(w.num_pairs() - first))),
-        );
-    }
     ctx.pool().run(tasks.len(), |task| {
-        let (index, first, count) = tasks[task];
-        tiles::multiply(
-            ctx.level(),
-            x,
-            matrices[index],
-            first..first + count,
-            &outs[index],
-        );
+        let (index, pairs) = tasks[task].clone();
+        let product = &products[index];
+        tiles::multiply(ctx.level(), product, pairs, &outs[product.result]);
     });
-    drop(outs);
-    results
 }
 
 #[cfg(test)]
@@ -193,7 +303,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::ops::cases::{PACKED as ENCODINGS, PACKED_SHAPES, half_offsets, random_matrix};
+    use crate::ops::cases::{PACKED as ENCODINGS, PACKED_SHAPES, random_matrix, write_scales};
     use crate::ops::testing::{bits, contexts, random};
 
     /// Activations with groups far above the rest, different ones in every row, so that some are refined.
@@ -234,9 +344,7 @@ mod tests {
             for fill in [0x00_u8, 0xff, 0x7f, 0x80] {
                 let mut bytes = vec![fill; encoding.row_bytes(256).unwrap() * 8];
                 for block in bytes.chunks_exact_mut(encoding.block_bytes()) {
-                    for &at in half_offsets(encoding) {
-                        block[at..at + 2].copy_from_slice(&half::f16::from_f32(0.01).to_le_bytes());
-                    }
+                    write_scales(encoding, block, || 0.01);
                 }
                 let raw = RawMatrix::new(8, 256, encoding, Arc::new(bytes)).unwrap();
                 // Signs that change with every run of so many features.

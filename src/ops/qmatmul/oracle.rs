@@ -7,7 +7,7 @@ use super::activations::{RoundedRow, round_row};
 use crate::ops::CpuLevel;
 use crate::ops::matmul::RawMatrix;
 use crate::quant::Encoding;
-use crate::quant::layout::{self as block, IQ4_NL_VALUES, k_scale_min, q3_k_scales};
+use crate::quant::layout::{self as block, IQ4_NL_VALUES, MXFP4_DOUBLED, k_scale_min, q3_k_scales};
 
 /// `x Wᵀ` for `m` rows: `[m, raw.rows()]`.
 pub(super) fn qmatmul(x: &[f32], m: usize, raw: &RawMatrix) -> Vec<f32> {
@@ -42,6 +42,9 @@ fn chain(encoding: Encoding, row: &[u8], rounded: &RoundedRow) -> f32 {
         let mut add = |scale: f32, integer: i32| y = (scale * x.scale).mul_add(integer as f32, y);
         match encoding {
             Encoding::Q4_0 | Encoding::Q5_0 | Encoding::Q8_0 | Encoding::IQ4NL => add(half(0), d),
+            // A scale of 2^-128 counts as zero.
+            Encoding::MXFP4 if b[0] == 0 => add(0.0, d),
+            Encoding::MXFP4 => add(block::mxfp4_scale(b[0]), d),
             Encoding::Q4_1 | Encoding::Q5_1 => {
                 add(half(0), d);
                 y = half(2).mul_add(x.scale * sum as f32, y);
@@ -90,6 +93,7 @@ fn code(encoding: Encoding, b: &[u8], e: usize) -> i32 {
         Encoding::Q5_1 => nibble(8) | fifth(4),
         Encoding::Q8_0 => i32::from(b[2 + e] as i8),
         Encoding::IQ4NL => i32::from(IQ4_NL_VALUES[nibble(2) as usize]),
+        Encoding::MXFP4 => i32::from(MXFP4_DOUBLED[nibble(1) as usize]),
         Encoding::Q4K => k_nibble(16),
         Encoding::Q5K => k_nibble(48) | i32::from((b[16 + e % 32] >> (e / 32)) & 1) << 4,
         Encoding::Q6K => {

@@ -96,6 +96,7 @@ unsafe fn row_codes<V: Simd, const F: u8>(b: *const u8, group: usize) -> V::Byte
         let load = |at: usize| V::load_bytes(b.add(at));
         match const { Format::ALL[F as usize] } {
             Format::Q4_0 | Format::IQ4_NL => V::load_nibbles(b.add(block::q4_0::QS)),
+            Format::MXFP4 => V::load_nibbles(b.add(block::mxfp4::QS)),
             Format::Q4_1 => V::load_nibbles(b.add(block::q4_1::QS)),
             Format::Q5_0 => V::or(
                 V::load_nibbles(b.add(block::q5_0::QS)),
@@ -147,7 +148,7 @@ unsafe fn write_codes<V: Simd, const F: u8>(chunks: &[V::Bytes; 8], out: *mut u8
     // SAFETY: a record has `code_bytes` of planes.
     unsafe {
         match const { Format::ALL[F as usize].codes() } {
-            Codes::Nibbles | Codes::Table => write_nibbles::<V>(chunks, out),
+            Codes::Nibbles | Codes::Table | Codes::Levels => write_nibbles::<V>(chunks, out),
             Codes::NibblesBits => {
                 write_nibbles::<V>(chunks, out);
                 write_bits::<V, 4>(chunks, out.add(4 * VECTOR));
@@ -251,6 +252,7 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, header: *mut u8, f
         }
         match const { Format::ALL[F as usize].scheme() } {
             Scheme::Scale { .. } => half(d, scales(0)),
+            Scheme::Exponent { .. } => scales(0).add(row).write(b.add(d).read()),
             Scheme::ScaleMin => {
                 half(d, scales(0));
                 half(min, scales(0).add(16));
@@ -285,10 +287,11 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, header: *mut u8, f
     }
 }
 
-/// Where a block of the file has `d`, and `m` or `dmin` (or `d` again).
+/// Where a block of the file has `d` (or its exponent), and `m` or `dmin` (or `d` again).
 const fn half_offsets(format: Format) -> (usize, usize) {
     match format {
         Format::Q4_0 | Format::IQ4_NL => (block::q4_0::D, block::q4_0::D),
+        Format::MXFP4 => (block::mxfp4::E, block::mxfp4::E),
         Format::Q4_1 => (block::q4_1::D, block::q4_1::M),
         Format::Q5_0 => (block::q5_0::D, block::q5_0::D),
         Format::Q5_1 => (block::q5_1::D, block::q5_1::M),

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::activations::{QuantRows, TILE_ROWS, Tile};
+use super::activations::{TILE_ROWS, Tile};
 use super::cpu::{FEW_TILES, PANELS, Pair, expand};
 use super::layout::PANEL_ROWS;
-use super::{GROUP, PAIR_ROWS, QMatrix};
+use super::{GROUP, PAIR_ROWS, Product};
 use crate::ops::cpu_level::CpuLevel;
 use crate::threads::Disjoint;
 
@@ -18,19 +18,20 @@ thread_local! {
     static STRIP: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Pairs of panels `pairs` of `w` times every row of `x`, into their columns of `out`, which this task alone writes.
+/// Pairs of panels `pairs` of the product's matrix times every row, into their columns of its rows of `out`, which this
+/// task alone writes.
 pub(super) fn multiply(
     level: CpuLevel,
-    x: &QuantRows,
-    w: &QMatrix,
+    product: &Product<'_>,
     pairs: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
-    let (tiles, groups) = (x.tiles(), w.cols / GROUP);
+    let w = product.w;
+    let (tiles, groups) = (product.x.tiles(), w.cols / GROUP);
     let pair_bytes = PANELS * w.panel_bytes();
     let packed = |pair: usize| Pair {
         format: w.format,
-        bytes: &w.packed[pair * pair_bytes..(pair + 1) * pair_bytes],
+        bytes: &w.packed()[pair * pair_bytes..(pair + 1) * pair_bytes],
         groups,
     };
     if tiles.is_empty() {
@@ -40,29 +41,29 @@ pub(super) fn multiply(
         for pair in pairs {
             for (index, tile) in tiles.iter().enumerate() {
                 let sums = packed(pair).times(level, tile);
-                write(w, pair, index, &sums[..tile.rows], out);
+                write(product, pair, index, &sums[..tile.rows], out);
             }
         }
     } else if tiles.len() <= FEW_TILES {
         for pair in pairs {
             let all = packed(pair).times_few(level, tiles);
             for (index, (sums, tile)) in all.iter().zip(tiles).enumerate() {
-                write(w, pair, index, &sums[..tile.rows], out);
+                write(product, pair, index, &sums[..tile.rows], out);
             }
         }
     } else {
-        expand_and_multiply(level, tiles, w, pairs, out);
+        expand_and_multiply(level, product, pairs, out);
     }
 }
 
 /// [`multiply`] for many tiles: the weights are expanded first, once for all of them.
 fn expand_and_multiply(
     level: CpuLevel,
-    tiles: &[Tile],
-    w: &QMatrix,
+    product: &Product<'_>,
     pairs: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
+    let (w, tiles): (_, &[Tile]) = (product.w, product.x.tiles());
     let (format, groups, panel_bytes) = (w.format, w.cols / GROUP, w.panel_bytes());
     let expanded_bytes = groups * format.expanded_bytes();
     let per_strip = (STRIP_BYTES / (PANELS * expanded_bytes).max(1)).max(1);
@@ -71,7 +72,7 @@ fn expand_and_multiply(
         for first in pairs.clone().step_by(per_strip) {
             let count = PANELS * per_strip.min(pairs.end - first);
             let strip = &mut strip[..count * expanded_bytes];
-            let packed = &w.packed[first * PANELS * panel_bytes..][..count * panel_bytes];
+            let packed = &w.packed()[first * PANELS * panel_bytes..][..count * panel_bytes];
             expand(level, format, packed, strip);
             for (index, tile) in tiles.iter().enumerate() {
                 for (bytes, pair) in strip.chunks_exact(PANELS * expanded_bytes).zip(first..) {
@@ -81,7 +82,7 @@ fn expand_and_multiply(
                         groups,
                     };
                     let sums = pair_of_panels.expanded_times(level, tile);
-                    write(w, pair, index, &sums[..tile.rows], out);
+                    write(product, pair, index, &sums[..tile.rows], out);
                 }
             }
         }
@@ -91,15 +92,15 @@ fn expand_and_multiply(
 /// Writes the sums of tile `tile`'s rows.
 #[allow(unsafe_code)]
 fn write(
-    w: &QMatrix,
+    product: &Product<'_>,
     pair: usize,
     tile: usize,
     sums: &[[[f32; PANEL_ROWS]; PANELS]],
     out: &Disjoint<'_, f32>,
 ) {
-    let first = pair * PAIR_ROWS;
+    let (w, first) = (product.w, pair * PAIR_ROWS);
     let valid = PAIR_ROWS.min(w.rows - first);
-    for (row, sums) in (tile * TILE_ROWS..).zip(sums) {
+    for (row, sums) in (product.first_row + tile * TILE_ROWS..).zip(sums) {
         // SAFETY: this task alone writes these columns.
         let out = unsafe { out.part(row * w.rows + first, valid) };
         out.copy_from_slice(&sums.as_flattened()[..valid]);

@@ -73,7 +73,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn zero_below(value: Self::F32, x: Self::F32, limit: Self::F32) -> Self::F32;
     /// To the nearest integer, ties to even; inputs are within i32.
     unsafe fn round_to_i32(x: Self::F32) -> Self::I32;
-    /// `2^n` for n in -126..=127.
+    /// `2^n` for n in -126..=127; -127 gives 0, 128 infinity.
     unsafe fn exp2i(n: Self::I32) -> Self::F32;
     unsafe fn to_f32(x: Self::I32) -> Self::F32;
 

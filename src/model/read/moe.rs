@@ -1,0 +1,183 @@
+//! Mixtures of experts: how many, how they are chosen, which layers have them.
+
+use serde_json::Value;
+
+use super::source::{Reader, Source};
+use crate::error::{Error, Result};
+use crate::formats::TensorSource;
+use crate::model::arch::keys::{self, Key};
+use crate::model::arch::rules::{ExpertKind, GroupRule, MoeRule, Normalize, SharedRule};
+use crate::model::config::{BiasPresence, MoeConfig, SharedConfig};
+use crate::ops::gated_act::Activation;
+use crate::ops::moe::{ExpertGroups, RouterRule, Scoring};
+
+impl Reader<'_> {
+    /// The mixture of a family that has one; `None` too for a file that says it has no experts.
+    pub(super) fn moe(&self) -> Result<Option<MoeConfig>> {
+        let Some(rule) = &self.arch.moe else {
+            return Ok(None);
+        };
+        let experts = self.find_count(&keys::NUM_EXPERTS)?.unwrap_or(0);
+        if experts == 0 {
+            return Ok(None);
+        }
+        let intermediate = match self.find_count(&keys::EXPERT_SIZE)? {
+            Some(size) if size > 0 => size,
+            _ => self.size(&keys::INTERMEDIATE_SIZE)?,
+        };
+        let router = self.router(rule)?;
+        if !router.fits(experts) {
+            let k = router.top_k;
+            let groups = router.groups.map_or(String::new(), |g| {
+                format!(", in {} groups of which {} are kept", g.count, g.kept)
+            });
+            return Err(Error::invalid(format!(
+                "a token cannot use {k} of {experts} experts{groups}"
+            )));
+        }
+        let bias = match rule.has_biases {
+            true => BiasPresence::Required,
+            false => BiasPresence::Absent,
+        };
+        Ok(Some(MoeConfig {
+            experts,
+            intermediate,
+            activation: self.expert_activation(rule)?,
+            router,
+            router_bias: bias,
+            has_correction: rule.has_correction,
+            expert_bias: bias,
+            kind: rule.experts,
+            shared: self.shared(rule, intermediate)?,
+        }))
+    }
+
+    /// Which layers have experts.
+    pub(super) fn sparse_layers(&self, num_layers: usize) -> Result<Vec<bool>> {
+        if !self.is_hf() {
+            let router = |layer| format!("blk.{layer}.ffn_gate_inp.weight");
+            let has = |layer| self.weights.find(&router(layer)).is_some();
+            return Ok((0..num_layers).map(has).collect());
+        }
+        let first = self.find_count(&keys::FIRST_DENSE)?.unwrap_or(0);
+        let step = self.find_size(&keys::SPARSE_STEP)?.unwrap_or(1);
+        let frequency = self.find_size(&keys::SPARSE_FREQUENCY)?.unwrap_or(1);
+        let dense = self.hf("mlp_only_layers").and_then(Value::as_array);
+        let is_listed = |layer: usize| {
+            let mut listed = dense.into_iter().flatten().filter_map(Value::as_u64);
+            listed.any(|l| l == layer as u64)
+        };
+        let has = |layer: usize| {
+            layer >= first
+                && (layer + 1).is_multiple_of(step)
+                && layer.is_multiple_of(frequency)
+                && !is_listed(layer)
+        };
+        Ok((0..num_layers).map(has).collect())
+    }
+
+    fn router(&self, rule: &MoeRule) -> Result<RouterRule> {
+        let normalize = match rule.normalize {
+            Normalize::Always => true,
+            Normalize::Configured { hf, gguf } => match &self.source {
+                Source::Hf(_) => self
+                    .hf("norm_topk_prob")
+                    .and_then(Value::as_bool)
+                    .unwrap_or(hf),
+                Source::Gguf { metadata, prefix } => metadata
+                    .find_bool(&format!("{prefix}.expert_weights_norm"))?
+                    .unwrap_or(gguf),
+            },
+        };
+        let scale = match rule.is_scaled {
+            true => self.find_multiplier(&keys::ROUTED_SCALE)?,
+            false => None,
+        };
+        Ok(RouterRule {
+            scoring: self.scoring(rule)?,
+            top_k: self.size(&keys::EXPERTS_PER_TOKEN)?,
+            groups: self.groups(rule)?,
+            normalize,
+            scale: scale.unwrap_or(1.0) as f32,
+        })
+    }
+
+    fn scoring(&self, rule: &MoeRule) -> Result<Scoring> {
+        let Source::Gguf { metadata, prefix } = &self.source else {
+            return Ok(rule.scoring);
+        };
+        let key = format!("{prefix}.expert_gating_func");
+        // The numbers of llama.cpp's `llama_expert_gating_func_type`.
+        match metadata.find_f64(&key)?.map(|number| number as i64) {
+            None | Some(0) => Ok(rule.scoring),
+            Some(1) => Ok(Scoring::Softmax),
+            Some(2) => Ok(Scoring::Sigmoid),
+            Some(3) => Ok(Scoring::SoftmaxOfChosen),
+            Some(other) => Err(Error::unsupported(format!(
+                "`{key}` is {other}, which is not supported"
+            ))),
+        }
+    }
+
+    fn groups(&self, rule: &MoeRule) -> Result<Option<ExpertGroups>> {
+        let score = match rule.groups {
+            None => return Ok(None),
+            Some(GroupRule::Always(score)) => score,
+            Some(GroupRule::Method(method, score)) => {
+                let own = self.hf("topk_method").and_then(Value::as_str);
+                if self.is_hf() && own != Some(method) {
+                    return Ok(None);
+                }
+                score
+            }
+        };
+        let count = self.find_count(&keys::EXPERT_GROUPS)?.unwrap_or(1);
+        let kept = self.find_count(&keys::KEPT_GROUPS)?.unwrap_or(count);
+        // All of one group is everything.
+        Ok((count > 1).then_some(ExpertGroups { count, kept, score }))
+    }
+
+    fn expert_activation(&self, rule: &MoeRule) -> Result<Activation> {
+        match rule.experts {
+            ExpertKind::Usual => self.activation(),
+            ExpertKind::GptOss => Ok(Activation::ClampedSwish {
+                alpha: self.positive(&keys::SWIGLU_ALPHA)? as f32,
+                limit: self.positive(&keys::SWIGLU_LIMIT)? as f32,
+            }),
+        }
+    }
+
+    fn shared(&self, rule: &MoeRule, expert: usize) -> Result<Option<SharedConfig>> {
+        if rule.shared == SharedRule::None {
+            return Ok(None);
+        }
+        let own = self
+            .find_count(&keys::SHARED_SIZE)?
+            .filter(|size| *size > 0);
+        let size = match (own, self.find_count(&keys::NUM_SHARED)?) {
+            (Some(size), _) => size,
+            (None, Some(count)) => count * expert,
+            (None, None) => self.shared_size_from_shapes().unwrap_or(0),
+        };
+        Ok((size > 0).then_some(SharedConfig {
+            block: self.dense_of(size, self.activation()?),
+            is_gated: rule.shared == SharedRule::Gated,
+        }))
+    }
+
+    /// Some GGUF files leave the width to the tensors.
+    fn shared_size_from_shapes(&self) -> Option<usize> {
+        let is_up = |name: &str| name.starts_with("blk.") && name.ends_with(".ffn_up_shexp.weight");
+        let mut tensors = self.weights.tensors().iter();
+        let up = tensors.find(|t| is_up(&t.name) && t.shape.len() == 2)?;
+        (!self.is_hf()).then_some(up.shape[0])
+    }
+
+    /// A whole number from 0 on, at most as large as any width.
+    fn find_count(&self, key: &Key) -> Result<Option<usize>> {
+        match self.find_number(key)? {
+            Some(0.0) => Ok(Some(0)),
+            _ => self.find_size(key),
+        }
+    }
+}
