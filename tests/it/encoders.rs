@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use oxydllm::engine::embed::contract::{Reference, built_in_texts};
+use oxydllm::engine::embed::worker::Compute;
 use oxydllm::error::{ErrorKind, Result};
 use oxydllm::host::EmbeddingText;
 use oxydllm::model::ModelKind;
@@ -163,22 +164,48 @@ fn every_model_keeps_the_contract() {
     }
 }
 
+/// A model with one fault: a last bit of a text's output moves when the batch is as `fault` says.
+struct Sabotaged {
+    inner: Embedder,
+    fault: fn(&[&TextTokens]) -> bool,
+}
+
+impl Compute for Sabotaged {
+    fn compute(&mut self, ctx: &Context, texts: &[&TextTokens]) -> Result<Vec<Vec<f32>>> {
+        let mut outputs = self.inner.compute(ctx, texts)?;
+        if (self.fault)(texts) {
+            let x = &mut outputs[0][0];
+            *x = f32::from_bits(x.to_bits() ^ 1);
+        }
+        Ok(outputs)
+    }
+}
+
 #[test]
-fn the_contract_sees_a_text_that_depends_on_its_company() {
+fn the_contract_sees_a_last_bit_that_depends_on_company() {
     let ctx = context(1, CpuLevel::detect());
-    let path = folder("bert_dense");
-    let mut model = load(&ctx, &path).unwrap();
-    let texts = built_in_texts(model.vocab_size(), model.max_tokens());
-    let reference = Reference::compute(&mut model, &ctx, &texts).unwrap();
-    // Other weights under the same reference.
-    let mut other = load(&ctx, &folder("roberta_cls")).unwrap();
-    let mut moved = 0;
-    let check = reference.check(&mut other, &ctx, |finding| {
-        moved += finding.moved.len();
-        Ok(())
-    });
-    check.unwrap();
-    assert!(moved > 0);
+    for (fault, conditions) in [
+        ((|_| false) as fn(&[&TextTokens]) -> bool, 0),
+        (|texts| texts.len() == 2, 1),
+        (|texts| texts.len() > 1, 5),
+        // Only when they stand in reverse order.
+        (
+            |texts| texts[0].ids.len() > texts[texts.len() - 1].ids.len() && texts.len() == 8,
+            1,
+        ),
+    ] {
+        let inner = load(&ctx, &folder("bert_dense")).unwrap();
+        let texts = built_in_texts(inner.vocab_size(), inner.max_tokens());
+        let mut model = Sabotaged { inner, fault };
+        let reference = Reference::compute(&mut model, &ctx, &texts).unwrap();
+        let mut moved = 0;
+        let check = reference.check(&mut model, &ctx, |finding| {
+            moved += usize::from(!finding.moved.is_empty());
+            Ok(())
+        });
+        check.unwrap();
+        assert_eq!(moved, conditions);
+    }
 }
 
 #[test]

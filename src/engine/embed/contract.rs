@@ -1,8 +1,8 @@
 //! The numerical contract of an embedding model or reranker: a text has the same bits alone and in any company.
 
+use super::worker::Compute;
 use crate::engine::contract::Finding;
 use crate::error::Result;
-use crate::model::embedder::Embedder;
 use crate::model::encoder::TextTokens;
 use crate::ops::Context;
 
@@ -38,7 +38,7 @@ impl Reference {
     ///
     /// # Errors
     /// Those of the model.
-    pub fn compute(subject: &mut Embedder, ctx: &Context, texts: &[TextTokens]) -> Result<Self> {
+    pub fn compute(subject: &mut dyn Compute, ctx: &Context, texts: &[TextTokens]) -> Result<Self> {
         let bits = texts
             .iter()
             .map(|text| Ok(bits(&subject.compute(ctx, &[text])?[0])))
@@ -66,7 +66,7 @@ impl Reference {
     /// Those of the model.
     pub fn repeat(
         &self,
-        subject: &mut Embedder,
+        subject: &mut dyn Compute,
         ctx: &Context,
         condition: String,
     ) -> Result<Finding> {
@@ -84,7 +84,7 @@ impl Reference {
     /// Those of the model and of `report`.
     pub fn check(
         &self,
-        subject: &mut Embedder,
+        subject: &mut dyn Compute,
         ctx: &Context,
         mut report: impl FnMut(Finding) -> Result<()>,
     ) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::ops::pool::{largest, normalize, weighted_mean};
 #[derive(Debug)]
 pub(super) enum Backbone {
     /// All tokens see all others.
-    Encoder(Encoder),
+    Encoder(Box<Encoder>),
     /// Tokens see those before them.
     Decoder(Box<Decoder>),
 }

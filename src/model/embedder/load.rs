@@ -177,7 +177,7 @@ impl EmbedderSource {
         } = self;
         let backbone = match config {
             BackboneConfig::Encoder(config) => {
-                Backbone::Encoder(load_encoder(ctx, &weights, config, path)?)
+                Backbone::Encoder(Box::new(load_encoder(ctx, &weights, config, path)?))
             }
             BackboneConfig::Decoder(config) => {
                 let transformer = assemble(ctx, &weights, *config, LoadOptions { path })?;

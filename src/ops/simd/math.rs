@@ -94,13 +94,13 @@ pub unsafe fn gelu_tanh<V: Simd>(x: V::F32) -> V::F32 {
 
 /// Polynomial in x² of `erf(x) / x` for |x| ≤ 1, lowest power last.
 const ERF_SMALL: [f32; 7] = [
-    7.889_119_3e-5,
+    7.889_119e-5,
     -8.020_841_4e-4,
-    5.189_535_2e-3,
+    5.189_535e-3,
     -2.685_444_4e-2,
     0.112_836,
     -0.376_126_26,
-    1.128_379_1,
+    std::f32::consts::FRAC_2_SQRT_PI,
 ];
 /// Polynomial in |x| of `ln(1 - erf(|x|))` for |x| from 1 to 4, lowest power last.
 const ERF_LARGE: [f32; 9] = [
