@@ -18,6 +18,7 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use oxydllm::ops::attention::{AttentionOptions, SequenceRows, attention};
 use oxydllm::ops::cases::{FLOAT_SHAPES, PACKED, PACKED_SHAPES, random_matrix};
+use oxydllm::ops::delta_net::{DeltaInput, DeltaRule, DeltaShape, HeadSharing, delta_net};
 use oxydllm::ops::elementwise::add_assign;
 use oxydllm::ops::gated_act::{Activation, gated_act};
 use oxydllm::ops::kv_write::{BLOCK_TOKENS, PageShape, PageStore, kv_write};
@@ -25,6 +26,8 @@ use oxydllm::ops::matmul::matmul;
 use oxydllm::ops::norm::rms_norm;
 use oxydllm::ops::qmatmul::{QMatrix, qmatmul, quantize_rows};
 use oxydllm::ops::rope::{Pairing, rope, rope_table};
+use oxydllm::ops::short_conv::{ShortConv, short_conv};
+use oxydllm::ops::states::{StateRows, States};
 use oxydllm::ops::{Context, CpuLevel, Tensor};
 use oxydllm::quant::Encoding;
 use oxydllm::threads::{Pool, num_threads};
@@ -184,12 +187,54 @@ fn by_row(c: &mut Criterion) {
     }
 }
 
+/// The recurrent layers of Qwen3.5 9B: a single token, and a chunk of a prompt.
+fn recurrent(c: &mut Criterion) {
+    let ctx = context();
+    let shape = DeltaShape {
+        key_heads: 16,
+        value_heads: 32,
+        key_dim: 128,
+        value_dim: 128,
+        sharing: HeadSharing::Grouped,
+    };
+    let width = shape.qkv_dim();
+    let conv = ShortConv::new(&values(width * 4), width, None, true);
+    let rule = DeltaRule::new(shape, vec![-0.5; 32], values(32), DeltaRule::CHUNK);
+    let mut past = States::new(ShortConv::state_len(width, 4), 1);
+    let mut memory = States::new(shape.state_len(), 1);
+    for num_rows in [1, 64] {
+        let rows = StateRows {
+            first_row: 0,
+            num_rows,
+            from: Some(0),
+            to: 0,
+            saves: &[],
+        };
+        let x = tensor(&ctx, num_rows, width);
+        let (a, b) = (tensor(&ctx, num_rows, 32), tensor(&ctx, num_rows, 32));
+        c.bench_function(&format!("short_conv/{num_rows}x{width}"), |bench| {
+            bench.iter(|| short_conv(&ctx, &conv, &x, &mut past, &[rows]))
+        });
+        let mut qkv = tensor(&ctx, num_rows, width);
+        c.bench_function(&format!("delta_net/{num_rows} tokens"), |bench| {
+            bench.iter(|| {
+                let input = DeltaInput {
+                    qkv: &mut qkv,
+                    a: &a,
+                    b: &b,
+                };
+                delta_net(&ctx, &rule, input, &mut memory, &[rows])
+            })
+        });
+    }
+}
+
 criterion_group! {
     name = ops;
     config = Criterion::default()
         .sample_size(20)
         .warm_up_time(Duration::from_millis(200))
         .measurement_time(Duration::from_millis(800));
-    targets = fork_join, packed, float, over_pages, by_row
+    targets = fork_join, packed, float, over_pages, by_row, recurrent
 }
 criterion_main!(ops);

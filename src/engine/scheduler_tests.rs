@@ -374,7 +374,7 @@ fn a_recurrent_conversation_goes_on_from_the_end_of_the_answer() {
 #[test]
 fn where_prompts_part_a_state_is_kept_for_the_third() {
     let with_tail = |seed: u32| [numbers(100, 1), numbers(30, seed)].concat();
-    let mut machine = Machine::recurrent(60, 4, 64, Some((12, 100)));
+    let mut machine = Machine::recurrent(60, 4, 256, Some((12, 100)));
     machine.add(1, with_tail(7), 1);
     machine.run_to_end();
     machine.computed_tokens = 0;

@@ -39,6 +39,7 @@ fn transformer(ctx: &Context, name: &str) -> Transformer {
 #[derive(Clone, Copy)]
 struct Setup {
     num_blocks: usize,
+    /// For models with recurrent layers.
     num_slots: usize,
     max_num_seqs: usize,
     max_queued: usize,
@@ -49,7 +50,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             num_blocks: 512,
-            num_slots: 0,
+            num_slots: 80,
             max_num_seqs: 64,
             max_queued: 200,
             step_tokens: 512,
@@ -73,13 +74,14 @@ fn start_with(
     let ctx = context();
     let transformer = transformer(&ctx, name);
     let vocab_size = transformer.config().vocab_size;
+    let has_states = !transformer.config().cache_shape().states.is_empty();
     let plan = Plan {
         weight_bytes: 0,
         kv_bytes: 0,
         activation_bytes: 0,
         context: CONTEXT,
         num_blocks: setup.num_blocks,
-        num_slots: setup.num_slots,
+        num_slots: if has_states { setup.num_slots } else { 0 },
         state_interval: 3,
         max_num_seqs: setup.max_num_seqs,
     };
@@ -187,6 +189,8 @@ const FAMILIES: [&str; 5] = [
     "qwen3_bias",
     "packed_q4_k",
     "packed_mixed_k",
+    "qwen3_5_plain",
+    "gguf_lfm2_plain",
 ];
 
 #[test]
@@ -212,6 +216,7 @@ fn preemption_small_steps_and_few_places_change_nothing() {
         let alone = alone(name, (0..12).map(growing));
         let tight = Setup {
             num_blocks: CONTEXT / 16 + 4,
+            num_slots: 6,
             step_tokens: 24,
             ..Setup::default()
         };
@@ -241,7 +246,12 @@ fn preemption_small_steps_and_few_places_change_nothing() {
 
 #[test]
 fn a_second_turn_is_served_from_the_cache_with_the_same_bits() {
-    let name = "packed_q4_k";
+    for name in ["packed_q4_k", "qwen3_5_plain", "lfm2_bias"] {
+        second_turn(name);
+    }
+}
+
+fn second_turn(name: &str) {
     let first = request(2);
     let running = start(name, Setup::default());
     let (answer, usage) = ask(&running.engine, first.clone());
@@ -260,7 +270,12 @@ fn a_second_turn_is_served_from_the_cache_with_the_same_bits() {
 
 #[test]
 fn choices_of_one_prompt_share_its_computation_and_are_what_they_are_alone() {
-    let name = "gguf_llama_rope3_bf16";
+    for name in ["gguf_llama_rope3_bf16", "gguf_qwen3_5_plain"] {
+        choices(name);
+    }
+}
+
+fn choices(name: &str) {
     let of_choice = |choice| {
         let mut request = request(1);
         request.tokens = (0..100).map(|i| i % 70 + 4).collect();

@@ -19,6 +19,7 @@ mod engine;
 mod fuzz;
 mod fuzz_bodies;
 mod host;
+mod hybrid;
 mod layering;
 mod models;
 mod openai_api;

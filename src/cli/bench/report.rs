@@ -54,15 +54,17 @@ impl Costs {
         tokens as f64 * seconds(self.layers) + logits as f64 * seconds(self.head)
     }
 
-    /// Bytes of keys and values that a token behind `depth` others reads.
+    /// Bytes of keys, values and states that a token behind `depth` others reads.
     fn kv_bytes(&self, depth: usize) -> usize {
         let layers = self.config.layers.iter().filter_map(LayerConfig::attention);
-        layers
+        let states = self.config.cache_shape().slot_bytes();
+        let keys_and_values: usize = layers
             .map(|a| {
                 let keys = a.window.map_or(depth, |window| window.min(depth));
                 a.kv_heads * (a.key_dim + a.value_dim) * size_of::<u16>() * keys
             })
-            .sum()
+            .sum();
+        keys_and_values + states
     }
 
     /// The share of the machine that a prefill reaches: 1 when it multiplies as fast as the machine can.

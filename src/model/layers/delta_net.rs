@@ -3,6 +3,7 @@
 use super::{Norm, Step};
 use crate::error::Result;
 use crate::kv::KvCache;
+use crate::model::work::Work;
 use crate::nn::{Input, Linear};
 use crate::ops::delta_net::{DeltaInput, DeltaRule, delta_net};
 use crate::ops::gated_act::{Activation, gated_act};
@@ -84,6 +85,13 @@ impl DeltaNet {
     /// Its linear layers.
     pub fn linears(&self) -> [&Linear; 5] {
         [&self.qkv, &self.z, &self.a, &self.b, &self.out]
+    }
+
+    /// What it does for a token: its linear layers, and the memory read twice, decayed and written.
+    pub fn work(&self) -> Work {
+        let mut work = Work::of(self.linears());
+        work.f32_macs += 4 * self.rule.shape().state_len();
+        work
     }
 
     /// Bytes of its weights.

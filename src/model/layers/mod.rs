@@ -158,7 +158,7 @@ impl Mixer {
     fn work(&self) -> Work {
         match self {
             Self::Attention(attention) => Work::of(attention.linears()),
-            Self::DeltaNet(delta_net) => Work::of(delta_net.linears()),
+            Self::DeltaNet(delta_net) => delta_net.work(),
             Self::ShortConv(conv) => Work::of(conv.linears()),
         }
     }
