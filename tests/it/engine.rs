@@ -183,7 +183,7 @@ fn is_idle(engine: &Engine) -> bool {
     (stats.running, stats.waiting, stats.used_blocks) == (0, 0, 0)
 }
 
-const FAMILIES: [&str; 5] = [
+const FAMILIES: [&str; 7] = [
     "gguf_llama_rope3_bf16",
     "gemma3_six",
     "qwen3_bias",

@@ -66,8 +66,8 @@ pub(in crate::model) enum Mixer {
 /// The part of a layer that looks at its own token.
 #[derive(Debug)]
 pub(in crate::model) enum FeedForward {
-    Dense(Dense),
-    Moe(Moe),
+    Dense(Box<Dense>),
+    Moe(Box<Moe>),
 }
 
 /// Norms of a layer, those that its placement has.

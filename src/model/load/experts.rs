@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn neighbours_in_a_byte_become_elements_that_are_sixteen_apart() {
         let block: [u8; 16] =
-            std::array::from_fn(|i| (2 * i % 16) as u8 | ((2 * i + 1) % 16) as u8 * 16);
+            std::array::from_fn(|i| (2 * i % 16) as u8 | (((2 * i + 1) % 16) as u8 * 16));
         // Element i holds i mod 16, and so does element i + 16.
         assert_eq!(reordered(&block), std::array::from_fn(|i| i as u8 * 17));
     }

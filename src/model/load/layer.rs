@@ -37,10 +37,10 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
         },
         feed_forward: match &layer.feed_forward {
             FeedForwardConfig::Dense(own) => {
-                FeedForward::Dense(feed_forward::load(tensors, config, index, own)?)
+                FeedForward::Dense(Box::new(feed_forward::load(tensors, config, index, own)?))
             }
             FeedForwardConfig::Moe(own) => {
-                FeedForward::Moe(moe::load(tensors, config, index, own)?)
+                FeedForward::Moe(Box::new(moe::load(tensors, config, index, own)?))
             }
         },
     })
