@@ -522,6 +522,7 @@ fn models_are_listed_and_found_with_slashes_plain_and_encoded() {
       "created": 0,
       "owned_by": "org",
       "architecture": "ScriptedForCausalLM",
+      "kind": "chat",
       "vocab_size": 0,
       "num_layers": 0,
       "size_bytes": 5,

@@ -242,7 +242,9 @@ mod tests {
             Scoring::SoftmaxOfChosen => exp.clone(),
             Scoring::Sigmoid => exp.iter().map(|e| e / (1.0 + e)).collect(),
         };
-        let choice: Vec<f64> = scores
+        let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
+        let by_logits = rule.scoring == Scoring::SoftmaxOfChosen;
+        let choice: Vec<f64> = if by_logits { &logits } else { &scores }
             .iter()
             .zip(correction)
             .map(|(s, c)| s + f64::from(*c))
