@@ -76,13 +76,13 @@ impl Attention {
         self.o.forward(ctx, &Input::new(&mixed))
     }
 
-    /// Clamps, norms and rotates queries or keys.
+    /// Norms, clamps (in this order, as `OlmoeAttention` of the transformers package) and rotates queries or keys.
     fn position(&self, step: &Step<'_>, x: &mut Tensor, norm: Option<&Norm>) {
         let c = &self.config;
-        clip(step.ctx, x, c.qkv_clip);
         if let Some(norm) = norm {
             norm.forward_in_place(step.ctx, x);
         }
+        clip(step.ctx, x, c.qkv_clip);
         if let Some(index) = c.rope {
             rope(step.ctx, x, c.key_dim, self.pairing, &step.ropes[index]);
         }
