@@ -38,7 +38,7 @@ pub fn check_description(json: &Value) -> Result<&'static Architecture> {
 /// The name of what `config.json` describes: an architecture of the table, or an encoder's class.
 ///
 /// # Errors
-/// As [`check_description`].
+/// `Unsupported` for an architecture or a feature that this build does not run, `Invalid` without a class.
 pub fn check_supported(json: &Value) -> Result<&'static str> {
     let classes = json.get("architectures").and_then(Value::as_array);
     let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
