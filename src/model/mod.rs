@@ -13,6 +13,7 @@
 //! | `read/` | container + table → `ModelConfig` |
 //! | `rope.rs` | rotary frequencies and their scaling rules |
 //! | `names.rs` | parts ↔ names in files |
+//! | `checkpoint.rs` | tensors of a file by name, each taken once and checked |
 //! | `load/` | `ModelConfig` + tensors → [`Transformer`]; the bytes it will take, without reading them |
 //! | `layers/` | layers and their parts: weights with forward functions |
 //! | `batch.rs` | what one forward pass computes |
@@ -25,6 +26,7 @@
 
 pub mod arch;
 mod batch;
+mod checkpoint;
 mod config;
 mod describe;
 pub mod embedder;

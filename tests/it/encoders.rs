@@ -403,6 +403,33 @@ fn a_missing_or_unknown_tensor_is_named() {
 }
 
 #[test]
+fn a_matrix_with_a_number_that_is_none_is_refused() {
+    for poisoned in ["embeddings.word_embeddings.weight", "output.dense.weight"] {
+        let copy = copied("bert_dense");
+        let path = copy.path().join("model.safetensors");
+        let bytes = std::fs::read(&path).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let (name, view) = tensors
+            .iter()
+            .find(|(name, _)| name.ends_with(poisoned))
+            .unwrap();
+        assert_eq!(view.dtype(), Dtype::F32);
+        let mut data = view.data().to_vec();
+        data[20..24].copy_from_slice(&f32::NAN.to_le_bytes());
+        let twin = TensorView::new(Dtype::F32, view.shape().to_vec(), &data).unwrap();
+        let others = tensors.iter().filter(|(other, _)| *other != name);
+        let all: Vec<_> = others.chain([(name, twin)]).collect();
+        std::fs::write(&path, safetensors::serialize(all, None).unwrap()).unwrap();
+        let (kind, message) = refusal(copy.path());
+        assert_eq!(kind, ErrorKind::Invalid);
+        assert!(
+            message.contains(&format!("tensor `{name}` holds NaN at element 5")),
+            "{message}"
+        );
+    }
+}
+
+#[test]
 fn tensors_under_two_names_and_of_wrong_shapes_are_refused() {
     let copy = copied("bert_dense");
     let path = copy.path().join("model.safetensors");

@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::recipe::read_json;
 use crate::error::{Error, Result};
 use crate::formats;
-use crate::model::encoder::Tensors;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::BiasPresence;
 use crate::nn::{Input, Linear, WeightPath};
 use crate::ops::activate::{Function, activate};
 use crate::ops::{Context, Tensor};
@@ -102,11 +103,16 @@ impl Dense {
                  with a newer version of sentence-transformers",
             )
         })?;
-        let mut tensors =
-            Tensors::new(&weights, "dense module", path, |name| Some(name.to_owned()))?;
+        let owner = "dense module".to_owned();
+        let all = |name: &str| Some(name.to_owned());
+        let mut file = Checkpoint::new(Some(ctx), &weights, owner, path, all)?;
         let (out, inn) = (config.out_features, config.in_features);
-        let linear = tensors.linear(ctx, "linear", out, inn, config.has_bias)?;
-        tensors.refuse_unused()?;
+        let bias = match config.has_bias {
+            true => BiasPresence::Required,
+            false => BiasPresence::Absent,
+        };
+        let linear = file.linear("linear", out, inn, bias)?;
+        file.refuse_unused()?;
         Ok(Self {
             linear,
             activation: config.activation,

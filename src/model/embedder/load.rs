@@ -120,7 +120,7 @@ impl EmbedderSource {
     /// Those of loading, as far as headers tell.
     pub fn weight_bytes(&self, path: WeightPath) -> Result<usize> {
         let backbone = match &self.config {
-            BackboneConfig::Encoder(config) => weigh_encoder(&self.weights, config, path),
+            BackboneConfig::Encoder(config) => weigh_encoder(&self.weights, config, path)?,
             BackboneConfig::Decoder(config) => weigh(&self.weights, config, path)?,
         };
         let dense = |step: &Step| match step {

@@ -2,13 +2,13 @@
 
 use super::config::{EncoderConfig, Family};
 use super::forward::{Encoder, EncoderLayer, LayerNorm, ScoreHead, Tables};
-use super::tensors::Tensors;
 use crate::error::Result;
-use crate::formats::{TensorSource, Weights};
+use crate::formats::Weights;
 use crate::model::ModelKind;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::config::BiasPresence;
 use crate::nn::WeightPath;
 use crate::ops::Context;
-use crate::ops::qmatmul::QMatrix;
 
 /// Under these names a class with a head keeps the encoder itself.
 const PREFIXES: [&str; 2] = ["bert.", "roberta."];
@@ -26,35 +26,30 @@ pub fn load_encoder(
     config: EncoderConfig,
     path: WeightPath,
 ) -> Result<Encoder> {
-    let names = Names(config.kind, config.family);
-    let tensors = Tensors::new(weights, config.architecture, path, |name| {
-        names.canonical(name)
-    })?;
-    Loader { ctx, tensors }.encoder(config)
+    let mut file = open(Some(ctx), weights, &config, path)?;
+    let encoder = encoder(&mut file, config)?;
+    file.refuse_unused()?;
+    Ok(encoder)
 }
 
-/// What [`Encoder::weight_bytes`] will say of the encoder in `weights`, from headers alone.
-pub fn weigh_encoder(weights: &Weights, config: &EncoderConfig, path: WeightPath) -> usize {
+/// What [`Encoder::weight_bytes`] will say of the encoder in `weights`: everything that loading does but reading the tensors.
+///
+/// # Errors
+/// `Invalid` for a tensor that is missing or has the wrong shape.
+pub fn weigh_encoder(weights: &Weights, config: &EncoderConfig, path: WeightPath) -> Result<usize> {
+    let mut file = open(None, weights, config, path)?;
+    Ok(encoder(&mut file, config.clone())?.weight_bytes())
+}
+
+fn open<'a>(
+    ctx: Option<&'a Context>,
+    weights: &'a Weights,
+    config: &EncoderConfig,
+    path: WeightPath,
+) -> Result<Checkpoint<'a>> {
     let names = Names(config.kind, config.family);
-    let size = |tensor: &crate::formats::TensorInfo| {
-        let canonical = names.canonical(&tensor.name)?;
-        Some(match tensor.shape[..] {
-            [rows, cols] => {
-                let raw = tensor
-                    .encoding
-                    .row_bytes(cols)
-                    .unwrap_or(0)
-                    .saturating_mul(rows);
-                let is_table = canonical.ends_with("_embeddings.weight");
-                let packed = QMatrix::packed_bytes(tensor.encoding, rows, cols);
-                packed
-                    .filter(|_| path == WeightPath::Fast && !is_table)
-                    .unwrap_or(raw)
-            }
-            _ => tensor.num_elements() * size_of::<f32>(),
-        })
-    };
-    weights.tensors().iter().filter_map(size).sum()
+    let owner = config.architecture.to_owned();
+    Checkpoint::new(ctx, weights, owner, path, |name| names.canonical(name))
 }
 
 /// What files call the tensors of a family.
@@ -89,72 +84,67 @@ impl Names {
     }
 }
 
-struct Loader<'a> {
-    ctx: &'a Context,
-    tensors: Tensors<'a>,
+fn encoder(file: &mut Checkpoint<'_>, config: EncoderConfig) -> Result<Encoder> {
+    let hidden = config.hidden_size;
+    let mut table = |name: &str, rows| {
+        let name = format!("embeddings.{name}_embeddings.weight");
+        file.matrix(&name, rows, hidden)
+    };
+    let tables = Tables {
+        words: table("word", config.vocab_size)?,
+        positions: table("position", config.num_positions)?,
+        token_types: table("token_type", config.num_token_types)?,
+    };
+    let norm = norm(file, "embeddings.LayerNorm", hidden)?;
+    let layers = (0..config.num_layers)
+        .map(|index| layer(file, index, &config))
+        .collect::<Result<Vec<_>>>()?;
+    let head = match config.kind {
+        ModelKind::Reranker => Some(head(file, &config)?),
+        ModelKind::Chat | ModelKind::Embedding => None,
+    };
+    Ok(Encoder::new(config, tables, norm, layers, head))
 }
 
-impl Loader<'_> {
-    fn encoder(mut self, config: EncoderConfig) -> Result<Encoder> {
-        let hidden = config.hidden_size;
-        let mut table = |name: &str, rows| {
-            let name = format!("embeddings.{name}_embeddings.weight");
-            self.tensors.matrix(&name, rows, hidden)
-        };
-        let tables = Tables {
-            words: table("word", config.vocab_size)?,
-            positions: table("position", config.num_positions)?,
-            token_types: table("token_type", config.num_token_types)?,
-        };
-        let norm = self.norm("embeddings.LayerNorm", hidden)?;
-        let layers = (0..config.num_layers)
-            .map(|layer| self.layer(layer, &config))
-            .collect::<Result<Vec<_>>>()?;
-        let head = match config.kind {
-            ModelKind::Reranker => Some(self.head(&config)?),
-            ModelKind::Chat | ModelKind::Embedding => None,
-        };
-        self.tensors.refuse_unused()?;
-        Ok(Encoder::new(config, tables, norm, layers, head))
-    }
+fn layer(file: &mut Checkpoint<'_>, layer: usize, config: &EncoderConfig) -> Result<EncoderLayer> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let stem = |name: &str| format!("encoder.layer.{layer}.{name}");
+    let mut linear =
+        |name: &str, out, inn| file.linear(&stem(name), out, inn, BiasPresence::Required);
+    let [q, k, v] = ["query", "key", "value"]
+        .map(|name| linear(&format!("attention.self.{name}"), hidden, hidden));
+    let o = linear("attention.output.dense", hidden, hidden)?;
+    let up = linear("intermediate.dense", inner, hidden)?;
+    let down = linear("output.dense", hidden, inner)?;
+    Ok(EncoderLayer {
+        q: q?,
+        k: k?,
+        v: v?,
+        o,
+        attention_norm: norm(file, &stem("attention.output.LayerNorm"), hidden)?,
+        up,
+        down,
+        output_norm: norm(file, &stem("output.LayerNorm"), hidden)?,
+    })
+}
 
-    fn layer(&mut self, layer: usize, config: &EncoderConfig) -> Result<EncoderLayer> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let stem = format!("encoder.layer.{layer}");
-        let linear = |this: &mut Self, name: &str, out, inn| {
-            this.tensors
-                .linear(this.ctx, &format!("{stem}.{name}"), out, inn, true)
-        };
-        Ok(EncoderLayer {
-            q: linear(self, "attention.self.query", hidden, hidden)?,
-            k: linear(self, "attention.self.key", hidden, hidden)?,
-            v: linear(self, "attention.self.value", hidden, hidden)?,
-            o: linear(self, "attention.output.dense", hidden, hidden)?,
-            attention_norm: self.norm(&format!("{stem}.attention.output.LayerNorm"), hidden)?,
-            up: linear(self, "intermediate.dense", inner, hidden)?,
-            down: linear(self, "output.dense", hidden, inner)?,
-            output_norm: self.norm(&format!("{stem}.output.LayerNorm"), hidden)?,
-        })
-    }
+fn norm(file: &mut Checkpoint<'_>, stem: &str, size: usize) -> Result<LayerNorm> {
+    Ok(LayerNorm {
+        weight: file.vector(&format!("{stem}.weight"), size)?,
+        bias: file.vector(&format!("{stem}.bias"), size)?,
+    })
+}
 
-    fn norm(&mut self, stem: &str, size: usize) -> Result<LayerNorm> {
-        Ok(LayerNorm {
-            weight: self.tensors.vector(&format!("{stem}.weight"), size)?,
-            bias: self.tensors.vector(&format!("{stem}.bias"), size)?,
-        })
-    }
-
-    fn head(&mut self, config: &EncoderConfig) -> Result<ScoreHead> {
-        let hidden = config.hidden_size;
-        let (dense, out) = match config.family {
-            Family::Bert => ("pooler.dense", "classifier"),
-            Family::Roberta => ("classifier.dense", "classifier.out_proj"),
-        };
-        Ok(ScoreHead {
-            dense: self.tensors.linear(self.ctx, dense, hidden, hidden, true)?,
-            out: self.tensors.linear(self.ctx, out, 1, hidden, true)?,
-        })
-    }
+fn head(file: &mut Checkpoint<'_>, config: &EncoderConfig) -> Result<ScoreHead> {
+    let hidden = config.hidden_size;
+    let (dense, out) = match config.family {
+        Family::Bert => ("pooler.dense", "classifier"),
+        Family::Roberta => ("classifier.dense", "classifier.out_proj"),
+    };
+    Ok(ScoreHead {
+        dense: file.linear(dense, hidden, hidden, BiasPresence::Required)?,
+        out: file.linear(out, 1, hidden, BiasPresence::Required)?,
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `config.rs` | the classes, [`EncoderConfig`]: plain data, validated once |
 //! | `read.rs` | `config.json` → `EncoderConfig` |
-//! | `tensors.rs` | tensors by canonical name, each used once |
 //! | `load.rs` | `EncoderConfig` + tensors → [`Encoder`] |
 //! | `forward.rs` | the forward pass |
 //!
@@ -14,11 +13,9 @@ mod config;
 mod forward;
 mod load;
 mod read;
-mod tensors;
 
 pub(super) use config::find_class;
 pub use config::{EncoderConfig, Family, Positions};
 pub use forward::{Encoder, TextTokens};
 pub use load::{load_encoder, weigh_encoder};
 pub use read::read_encoder_config;
-pub(super) use tensors::Tensors;

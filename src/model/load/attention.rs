@@ -50,7 +50,7 @@ pub(super) fn load(
     };
     let sinks = own.sinks.then(|| {
         let name = tensors.bare_name(index, Part::Sinks);
-        tensors.vector(&name, own.heads)
+        tensors.file.vector(&name, own.heads)
     });
     let rope = own.rope.map(|rope| config.ropes[rope].pairing);
     Ok(Attention {

@@ -29,7 +29,9 @@ pub(super) fn load(
     let out = linear(Part::DeltaOut, hidden, values)?;
     let weight = tensors.conv(index, Part::DeltaConv, shape.qkv_dim(), own.conv_kernel)?;
     let rates = rates(tensors, index, own)?;
-    let dt_bias = tensors.vector(&tensors.stem(index, Part::DeltaDtBias), heads)?;
+    let dt_bias = tensors
+        .file
+        .vector(&tensors.stem(index, Part::DeltaDtBias), heads)?;
     // The one norm of these models whose weight is not zero-centred.
     let norm = NormConfig {
         kind: NormKind::Rms,
@@ -56,7 +58,7 @@ pub(super) fn load(
 /// `-exp(A_log)` per value head.
 fn rates(tensors: &mut Tensors<'_>, index: usize, own: &DeltaNetConfig) -> Result<Vec<f32>> {
     let name = tensors.stem(index, Part::DeltaRates);
-    let mut values = tensors.vector(&name, own.shape.value_heads)?;
+    let mut values = tensors.file.vector(&name, own.shape.value_heads)?;
     if own.rates == DecayRates::Logarithms {
         values.iter_mut().for_each(|a| *a = -libm::expf(*a));
     }

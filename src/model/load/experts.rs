@@ -4,10 +4,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::tensors::{Stacked, Tensors};
+use super::tensors::Tensors;
 use crate::error::{Error, Result};
 use crate::formats::TensorView;
 use crate::model::arch::rules::ExpertKind;
+use crate::model::checkpoint::Stacked;
 use crate::model::config::{BiasPresence, MoeConfig};
 use crate::model::names::Part;
 use crate::nn::{ExpertStack, Experts, StackShape};
@@ -29,7 +30,7 @@ pub(super) fn load(
         tensors.stack_name(layer, Part::ExpertsGate),
     );
     let blocks = format!("{}_blocks", tensors.stem(layer, Part::ExpertsGateUp));
-    let [gate, up, down] = if tensors.has(&blocks) {
+    let [gate, up, down] = if tensors.file.has(&blocks) {
         from_blocks(tensors, layer, hidden, own)?
     } else if let Some(fused) = fused {
         match own.kind {
@@ -63,7 +64,7 @@ fn from_fused(
     name: &str,
 ) -> Result<Stacks> {
     let (count, inner) = (own.experts, own.intermediate);
-    let both = tensors.stacked(name, count, 2 * inner, hidden)?;
+    let both = tensors.file.stacked(name, count, 2 * inner, hidden)?;
     let part = |rows: Range<usize>| -> Result<Vec<RawMatrix>> {
         (0..count).map(|e| both.rows(e, rows.clone())).collect()
     };
@@ -76,8 +77,8 @@ fn from_fused(
         None => (None, None),
     };
     Ok([
-        tensors.experts(gates, gate_bias)?,
-        tensors.experts(ups, up_bias)?,
+        tensors.file.experts(gates, gate_bias)?,
+        tensors.file.experts(ups, up_bias)?,
         down(tensors, layer, hidden, own)?,
     ])
 }
@@ -118,11 +119,11 @@ fn stack(
     let name = tensors.stack_name(layer, part);
     // A name that is not there is refused as missing.
     let name = name.unwrap_or_else(|| tensors.weight_name(Some(layer), part));
-    let stacked = tensors.stacked(&name, own.experts, rows, cols)?;
+    let stacked = tensors.file.stacked(&name, own.experts, rows, cols)?;
     let matrices = (0..own.experts).map(|e| stacked.matrix(e));
     let matrices = matrices.collect::<Result<Vec<_>>>()?;
     let bias = biases(tensors, layer, part, rows, own)?;
-    let built = tensors.experts(matrices, bias);
+    let built = tensors.file.experts(matrices, bias);
     built.map_err(|e| e.context(format!("tensor `{name}`")))
 }
 
@@ -146,12 +147,18 @@ fn one_by_one(
         let mut matrices = Vec::with_capacity(own.experts);
         let mut bias = Vec::new();
         for e in 0..own.experts {
-            matrices.push(tensors.matrix(&format!("{}.weight", of(e)), rows, cols)?);
+            matrices.push(
+                tensors
+                    .file
+                    .matrix(&format!("{}.weight", of(e)), rows, cols)?,
+            );
             if own.expert_bias == BiasPresence::Required {
-                bias.extend(tensors.vector(&format!("{}.bias", of(e)), rows)?);
+                bias.extend(tensors.file.vector(&format!("{}.bias", of(e)), rows)?);
             }
         }
-        let built = tensors.experts(matrices, (!bias.is_empty()).then_some(bias));
+        let built = tensors
+            .file
+            .experts(matrices, (!bias.is_empty()).then_some(bias));
         stacks.push(built.map_err(|e| e.context(format!("tensor `{}.weight`", of(0))))?);
     }
     Ok(stacks.try_into().expect("one stack per part"))
@@ -170,7 +177,7 @@ fn biases(
     }
     let separator = if tensors.is_gguf() { '.' } else { '_' };
     let name = format!("{}{separator}bias", tensors.stem(layer, part));
-    tensors.floats(&name, &[own.experts, rows]).map(Some)
+    tensors.file.floats(&name, &[own.experts, rows]).map(Some)
 }
 
 /// Of every run of `width` values, `count` from `first` on, in steps of `step`.
@@ -243,8 +250,8 @@ impl Blocks {
         }
         let bytes = [own.experts, rows, groups, BLOCK / 2];
         Ok(Self {
-            blocks: tensors.bytes(&format!("{stem}_blocks"), &bytes)?,
-            scales: tensors.bytes(&format!("{stem}_scales"), &bytes[..3])?,
+            blocks: tensors.file.bytes(&format!("{stem}_blocks"), &bytes)?,
+            scales: tensors.file.bytes(&format!("{stem}_scales"), &bytes[..3])?,
             experts: own.experts,
             rows,
             cols,
@@ -263,7 +270,9 @@ impl Blocks {
             rows: self.rows / every.step,
             cols: self.cols,
         };
-        tensors.converted_experts(shape, &|e| self.matrix(e, every), bias)
+        tensors
+            .file
+            .converted_experts(shape, &|e| self.matrix(e, every), bias)
     }
 
     /// Rows of expert `e` with every scale in front of its block, and the elements of a block in the order of GGUF files.
@@ -319,7 +328,7 @@ fn from_transposed(
     name: &str,
 ) -> Result<Stacks> {
     let (count, inner) = (own.experts, own.intermediate);
-    let both = tensors.stacked(name, count, hidden, 2 * inner)?;
+    let both = tensors.file.stacked(name, count, hidden, 2 * inner)?;
     let bias = biases(tensors, layer, Part::ExpertsGateUp, 2 * inner, own)?;
     let half = |every: Every| {
         let bias = bias.as_ref();
@@ -330,7 +339,7 @@ fn from_transposed(
     let part = Part::ExpertsDown;
     let name = tensors.stack_name(layer, part);
     let name = name.unwrap_or_else(|| tensors.stem(layer, part));
-    let down = tensors.stacked(&name, count, inner, hidden)?;
+    let down = tensors.file.stacked(&name, count, inner, hidden)?;
     let bias = biases(tensors, layer, part, hidden, own)?;
     Ok([gate, up, transposed(tensors, &down, ALL, bias)?])
 }
@@ -369,7 +378,7 @@ fn transposed(
         }
         RawMatrix::new(shape.rows, inputs, encoding, Arc::new(bytes))
     };
-    tensors.converted_experts(shape, &matrix, bias)
+    tensors.file.converted_experts(shape, &matrix, bias)
 }
 
 #[cfg(test)]

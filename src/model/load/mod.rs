@@ -2,7 +2,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `tensors.rs` | taking tensors out of the file: matrices, parts of fused ones, vectors; what is left over |
+//! | `tensors.rs` | tensors by the parts of the model that they are; `model/checkpoint.rs` takes them out of the file |
 //! | `layer.rs` | one layer: its norms and which kinds of parts it has |
 //! | `attention.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs`, `moe.rs` | one kind of part each |
 //! | `experts.rs` | experts, in whatever way files store them |
@@ -72,7 +72,7 @@ pub fn assemble(
     let mut tensors = Tensors::new(Some(ctx), weights, &config, options)?;
     tensors.log_skipped();
     let transformer = transformer(&mut tensors, config)?;
-    tensors.refuse_unused()?;
+    tensors.file.refuse_unused()?;
     Ok(transformer)
 }
 
@@ -99,7 +99,7 @@ impl ByteStore for MappedBytes {
 fn transformer(tensors: &mut Tensors<'_>, config: ModelConfig) -> Result<Transformer> {
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let name = tensors.weight_name(None, Part::Embedding);
-    let embedding = tensors.matrix(&name, vocab, hidden)?;
+    let embedding = tensors.file.matrix(&name, vocab, hidden)?;
     let layers = (0..config.layers.len()).map(|index| layer::load(tensors, &config, index));
     let layers = layers.collect::<Result<Vec<_>>>()?;
     let norm = tensors.norm(None, Part::FinalNorm, hidden, &config.norm)?;
@@ -109,18 +109,20 @@ fn transformer(tensors: &mut Tensors<'_>, config: ModelConfig) -> Result<Transfo
 
 fn head(tensors: &mut Tensors<'_>, config: &ModelConfig, embedding: &RawMatrix) -> Result<Head> {
     let name = tensors.weight_name(None, Part::Head);
-    let own = tensors.has(&name);
+    let own = tensors.file.has(&name);
     let tied = !own && config.tied_head != Some(false);
     let matrix = if tied {
         embedding.clone()
     } else {
-        tensors.matrix(&name, config.vocab_size, config.hidden_size)?
+        tensors
+            .file
+            .matrix(&name, config.vocab_size, config.hidden_size)?
     };
-    if own && config.tied_head == Some(true) && tensors.differ(&matrix, embedding) {
+    if own && config.tied_head == Some(true) && tensors.file.differ(&matrix, embedding) {
         // As the reference does from version 5 on: different weights are not tied.
         tracing::warn!(tensor = %name, "the head is said to be the embedding but differs; it is used as it is");
     }
-    let linear = tensors.build(&matrix, None);
+    let linear = tensors.file.build(&matrix, None);
     let linear = linear.map_err(|e| e.context(format!("tensor `{name}`")))?;
     Ok(Head { linear, tied })
 }

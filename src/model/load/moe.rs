@@ -17,7 +17,7 @@ pub(super) fn load(
     let router = tensors.exact_linear(index, Part::Router, own.experts, hidden, own.router_bias)?;
     let correction = own.has_correction.then(|| {
         let name = tensors.correction_name(index);
-        tensors.vector(&name, own.experts)
+        tensors.file.vector(&name, own.experts)
     });
     let correction = correction.transpose()?;
     let shared = own.shared.as_ref();

@@ -17,7 +17,7 @@ pub(super) fn load(
     let [b, c, x] = tensors.split(index, Part::ConvIn, [hidden; 3], hidden, own.bias)?;
     let weight = tensors.conv(index, Part::Conv, hidden, own.kernel)?;
     let stem = tensors.stem(index, Part::Conv);
-    let bias = tensors.bias(&stem, hidden, own.bias)?;
+    let bias = tensors.file.bias(&stem, hidden, own.bias)?;
     Ok(ShortConv {
         states: config.states_of(index),
         b,
