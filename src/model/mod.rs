@@ -6,7 +6,7 @@
 //!
 //! | file | owns |
 //! |---|---|
-//! | `arch/table.rs` | one row per architecture: what is special about it, as data |
+//! | `arch/table.rs`, `arch/rows/` | one row per architecture: what is special about it, as data |
 //! | `arch/keys.rs` | one row per config field: its names in both containers |
 //! | `describe.rs` | whether this build runs what a `config.json` describes |
 //! | `config.rs` | [`ModelConfig`]: plain data, validated once |

@@ -1,7 +1,7 @@
 //! Parts of a model and what files call them.
 //!
 //! [`USUAL`] has the names that most files use. An architecture whose files use others has them in its row
-//! (`arch/table.rs`, `names`). A tensor's *canonical* name is its name without the prefixes of multimodal files.
+//! (`names` in `arch/rows/`). A tensor's *canonical* name is its name without the prefixes of multimodal files.
 
 use crate::formats::Weights;
 

@@ -2,6 +2,7 @@
 
 pub mod keys;
 mod page;
+mod rows;
 pub mod rules;
 pub mod table;
 
