@@ -8,7 +8,7 @@ use super::table::{ARCHITECTURES, Architecture};
 pub fn models_page() -> String {
     let mut page = String::from(
         "# Models\n\n\
-         <!-- Generated from src/model/arch/table.rs by scripts/regen-docs.sh; a test compares it. -->\n\n\
+         <!-- Generated from the table in src/model/arch by scripts/regen-docs.sh; a test compares it. -->\n\n\
          What this build loads. `pull` refuses everything else before it downloads, `list` marks it, and loading refuses it with this list.\n\n\
          | architecture | class in `config.json` | GGUF | models |\n|---|---|---|---|\n",
     );
@@ -84,6 +84,7 @@ fn real(row: &Architecture) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::formats::{self, Weights};
 
     fn path() -> std::path::PathBuf {
         std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md")
@@ -93,6 +94,40 @@ mod tests {
     fn the_page_in_docs_is_what_the_table_says() {
         let found = std::fs::read_to_string(path()).unwrap();
         assert!(found == models_page(), "run scripts/regen-docs.sh");
+    }
+
+    /// Class names and GGUF architectures of the tiny checkpoints.
+    fn fixtures() -> (Vec<String>, Vec<String>) {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+        let (mut classes, mut gguf) = (Vec::new(), Vec::new());
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if let Ok(bytes) = std::fs::read(path.join("config.json")) {
+                let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
+                let class = json["architectures"][0].as_str();
+                classes.extend(class.map(str::to_owned));
+            } else if let Ok(Weights::Gguf(file)) = formats::open(&path.join("model.gguf")) {
+                let name = file.metadata().find_str("general.architecture").unwrap();
+                gguf.extend(name.map(str::to_owned));
+            }
+        }
+        (classes, gguf)
+    }
+
+    #[test]
+    fn tiny_checkpoints_are_there_for_every_row_that_claims_them() {
+        let (classes, gguf) = fixtures();
+        let among = |found: &[String], names: &[&str]| {
+            names.iter().any(|n| found.contains(&(*n).to_owned()))
+        };
+        for row in ARCHITECTURES {
+            let found = match (among(&classes, row.hf), among(&gguf, row.gguf)) {
+                (true, true) => "safetensors, GGUF",
+                (true, false) => "safetensors",
+                (false, _) => "none",
+            };
+            assert_eq!(tiny(row), found, "{}", row.name);
+        }
     }
 
     #[test]

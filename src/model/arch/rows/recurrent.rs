@@ -65,6 +65,7 @@ pub(in crate::model::arch) const QWEN3_5: Architecture = Architecture {
 /// Qwen3.5 MoE.
 pub(in crate::model::arch) const QWEN3_5_MOE: Architecture = Architecture {
     name: "Qwen3.5 MoE",
+    tiny_gguf: false,
     hf: &[
         "Qwen3_5MoeForConditionalGeneration",
         "Qwen3_5MoeForCausalLM",
