@@ -77,7 +77,8 @@ pub fn check_config(hub: &Hub, listing: &Listing, shared: &[RemoteFile]) -> Resu
         Ok(json) => json,
         Err(error) => return unknown(format!("`config.json` is not JSON: {error}")),
     };
-    match check_supported(&json) {
+    let has_modules = shared.iter().any(|file| file.path == "modules.json");
+    match check_supported(&json, has_modules) {
         Ok(name) => Ok(Checked::Readable(name.to_owned())),
         Err(error) if error.kind() == ErrorKind::Unsupported => Err(error.context("`config.json`")),
         Err(error) => unknown(error.chain()),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::arch::rules::ExpertKind;
 use super::arch::{self, Architecture, find_hf, find_model_type};
-use super::encoder::find_class;
+use super::encoder::{describe_encoder, find_class};
 use crate::error::{Error, Result};
 
 /// The row of the architecture table for a `config.json`: by the first known of its classes, or its model type when it names
@@ -35,15 +35,14 @@ pub fn check_description(json: &Value) -> Result<&'static Architecture> {
     Ok(arch)
 }
 
-/// The name of what `config.json` describes: an architecture of the table, or an encoder's class.
+/// The name of what `config.json` describes: an architecture of the table, or an encoder's class. `has_modules`: a `modules.json`
+/// lies beside it.
 ///
 /// # Errors
 /// `Unsupported` for an architecture or a feature that this build does not run, `Invalid` without a class.
-pub fn check_supported(json: &Value) -> Result<&'static str> {
-    let classes = json.get("architectures").and_then(Value::as_array);
-    let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
-    match classes.find_map(find_class) {
-        Some(encoder) => refuse_quantized(json, None).map(|()| encoder.name),
+pub fn check_supported(json: &Value, has_modules: bool) -> Result<&'static str> {
+    match describe_encoder(json, has_modules)? {
+        Some(encoder) => refuse_quantized(json, None).map(|()| encoder.architecture),
         None => check_description(json).map(|row| row.name),
     }
 }
@@ -91,13 +90,14 @@ mod tests {
 
     #[test]
     fn encoders_are_supported_as_decoders_are() {
-        let bert = json!({"architectures": ["BertModel"], "model_type": "bert"});
-        assert_eq!(check_supported(&bert).unwrap(), "BertModel");
-        assert_eq!(
-            check_supported(&json!({"model_type": "llama"})).unwrap(),
-            "Llama"
-        );
-        assert!(check_supported(&json!({"architectures": ["MambaForCausalLM"]})).is_err());
+        let bert = json!({
+            "architectures": ["BertModel"], "vocab_size": 50, "hidden_size": 12, "num_attention_heads": 3,
+            "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 40,
+        });
+        let check = |json: &Value| check_supported(json, false);
+        assert_eq!(check(&bert).unwrap(), "BertModel");
+        assert_eq!(check(&json!({"model_type": "llama"})).unwrap(), "Llama");
+        assert!(check(&json!({"architectures": ["MambaForCausalLM"]})).is_err());
         let is = [
             "BertModel",
             "LlamaForCausalLM",

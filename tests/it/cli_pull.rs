@@ -572,6 +572,37 @@ fn a_model_that_this_build_does_not_run_is_refused_before_its_weights_are_fetche
 }
 
 #[test]
+fn encoders_are_pulled_and_what_they_lack_is_told_before_the_download() {
+    let config = |class: &str| {
+        format!(
+            r#"{{"architectures": ["{class}"], "vocab_size": 50, "hidden_size": 12, "num_attention_heads": 3,
+                "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 40}}"#
+        )
+        .into_bytes()
+    };
+    let server = hub(&[
+        ("config.json", config("BertModel")),
+        ("model.safetensors", noise(100)),
+    ]);
+    let home = home_at(&server);
+    home.run(&["pull", "user/tiny-GGUF", "--name", "bert"]).ok();
+    let list = home.run(&["list"]).ok().stdout;
+    assert!(
+        list.contains("  bert BertModel") && !list.contains("not supported"),
+        "{list}"
+    );
+    let server = hub(&[
+        ("config.json", config("BertForMaskedLM")),
+        ("model.safetensors", noise(100)),
+    ]);
+    let stderr = home_at(&server)
+        .run(&["pull", "user/tiny-GGUF"])
+        .failed()
+        .stderr;
+    assert!(stderr.contains("guesses hidden words"), "{stderr}");
+}
+
+#[test]
 fn a_safetensors_set_is_pulled_with_its_modules() {
     let weights = noise(100);
     let server = hub(&[

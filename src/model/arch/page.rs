@@ -3,6 +3,8 @@
 use std::fmt::Write;
 
 use super::table::{ARCHITECTURES, Architecture};
+use crate::model::ModelKind;
+use crate::model::encoder::class_names;
 
 /// The page.
 pub fn models_page() -> String {
@@ -22,6 +24,15 @@ pub fn models_page() -> String {
         );
     }
     page.push_str(FORMATS);
+    page.push_str("\n## Embedding models and rerankers\n\n");
+    for (what, kind) in [
+        ("Embedding models", ModelKind::Embedding),
+        ("Rerankers", ModelKind::Reranker),
+    ] {
+        let names: Vec<&str> = class_names(kind).collect();
+        let _ = writeln!(page, "{what}: {}.", codes(&names));
+    }
+    page.push_str(ENCODERS);
     page.push_str("\n## Verified\n\n");
     page.push_str(VERIFIED);
     for row in ARCHITECTURES {
@@ -46,6 +57,12 @@ a rotary scaling or a layer type that is not supported, with its own.
 
 Rotary scaling: `linear`, `llama3`, `yarn`, `longrope`, `proportional`; `dynamic` changes nothing up to the model's own context, which is the limit here.
 LongRoPE has two lists of factors. The prompt's length decides which one a sequence uses, from its beginning to the end of its answer.
+";
+
+const ENCODERS: &str = "
+`…ForMaskedLM` and `…ForPreTraining` need sentence-transformers' `modules.json`. Every decoder above is an embedding model when it has a `modules.json` (Qwen3-Embedding), unless its
+`config.json` says that its tokens see those behind them. All as safetensors; examples are all-MiniLM, BGE, E5, GTE (BERT), Granite Embedding (RoBERTa), BGE-M3, multilingual E5 (XLM-RoBERTa),
+and the rerankers of MS MARCO MiniLM and BGE. Modules: `Transformer`, `Pooling` (every mode), `Dense`, `Normalize`, `Dropout`. Other modules, relative positions and classifiers of several labels are refused by name.
 ";
 
 const VERIFIED: &str = "\

@@ -10,7 +10,9 @@ use super::rules::{
     RopeLayers, WindowRule,
 };
 use crate::error::{Error, Result};
+use crate::model::ModelKind;
 use crate::model::config::{NormKind, NormPlacement, QkNorm};
+use crate::model::encoder::class_names;
 use crate::model::names::PartNames;
 use crate::ops::gated_act::Activation;
 use crate::ops::rope::Pairing;
@@ -153,7 +155,11 @@ pub fn find_hf<'a>(classes: impl IntoIterator<Item = &'a str>) -> Result<&'stati
     classes.iter().find_map(known).ok_or_else(|| {
         unsupported(
             &classes.join("`, `"),
-            ARCHITECTURES.iter().flat_map(|a| a.hf.iter().copied()),
+            ARCHITECTURES
+                .iter()
+                .flat_map(|a| a.hf.iter().copied())
+                .chain(class_names(ModelKind::Embedding))
+                .chain(class_names(ModelKind::Reranker)),
         )
     })
 }

@@ -89,6 +89,14 @@ pub(in crate::model) fn find_class(name: &str) -> Option<&'static EncoderClass> 
     CLASSES.iter().find(|class| class.name == name)
 }
 
+/// The names of all encoder classes of this kind.
+pub(in crate::model) fn class_names(kind: ModelKind) -> impl Iterator<Item = &'static str> {
+    CLASSES
+        .iter()
+        .filter(move |class| class.kind == kind)
+        .map(|class| class.name)
+}
+
 /// Where positions begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Positions {

@@ -14,8 +14,9 @@ mod forward;
 mod load;
 mod read;
 
-pub(super) use config::find_class;
 pub use config::{EncoderConfig, Family, Positions};
+pub(super) use config::{class_names, find_class};
 pub use forward::{Encoder, TextTokens};
 pub use load::{load_encoder, weigh_encoder};
+pub(super) use read::describe_encoder;
 pub use read::read_encoder_config;

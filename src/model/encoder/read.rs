@@ -28,15 +28,25 @@ pub fn read_encoder_config(folder: &Path) -> Result<Option<EncoderConfig>> {
     };
     let json: Value = serde_json::from_slice(&bytes)
         .map_err(|e| Error::invalid(format!("`{}` is not JSON", path.display())).with_source(e))?;
+    let has_modules = folder.join("modules.json").is_file();
+    describe_encoder(&json, has_modules)
+        .map_err(|error| error.context(format!("in `{}`", path.display())))
+}
+
+/// The configuration of the encoder that a `config.json` describes; `None` when it describes none. `has_modules`: a `modules.json`
+/// lies beside it.
+///
+/// # Errors
+/// As [`read_encoder_config`].
+pub(in crate::model) fn describe_encoder(
+    json: &Value,
+    has_modules: bool,
+) -> Result<Option<EncoderConfig>> {
     let classes = json["architectures"].as_array();
     let found = classes.and_then(|all| all.iter().filter_map(Value::as_str).find_map(find_class));
-    let Some(class) = found else {
-        return Ok(None);
-    };
-    let config = Reader { json: &json, class }.config(folder);
-    config
-        .map(Some)
-        .map_err(|error| error.context(format!("in `{}`", path.display())))
+    found
+        .map(|class| Reader { json, class }.config(has_modules))
+        .transpose()
 }
 
 struct Reader<'a> {
@@ -45,8 +55,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn config(&self, folder: &Path) -> Result<EncoderConfig> {
-        self.refuse_what_is_not_there(folder)?;
+    fn config(&self, has_modules: bool) -> Result<EncoderConfig> {
+        self.refuse_what_is_not_there(has_modules)?;
         let (hidden_size, num_heads) =
             (self.size("hidden_size")?, self.size("num_attention_heads")?);
         if !hidden_size.is_multiple_of(num_heads) {
@@ -156,9 +166,9 @@ impl Reader<'_> {
         }
     }
 
-    fn refuse_what_is_not_there(&self, folder: &Path) -> Result<()> {
+    fn refuse_what_is_not_there(&self, has_modules: bool) -> Result<()> {
         let name = self.class.name;
-        if self.class.needs_modules && !folder.join("modules.json").is_file() {
+        if self.class.needs_modules && !has_modules {
             return Err(Error::unsupported(format!(
                 "a {name} guesses hidden words, and nothing says how to make a vector of a text with it"
             ))
