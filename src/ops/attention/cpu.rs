@@ -5,11 +5,12 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::tile::{MAX_ROWS, Row, Softened, own_tile};
+use super::tile::{MAX_ROWS, Row, own_tile};
 use super::{AttentionOptions, SPAN_KEYS, SequenceRows, TILE_KEYS};
 use crate::ops::Tensor;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::kv_write::Pages;
+use crate::ops::simd::softmax::{Softened, merge};
 use crate::ops::simd::{LANES, Simd, math, simd_kernel, store_part};
 use crate::threads::Disjoint;
 
@@ -238,14 +239,13 @@ unsafe fn tile_rows<V: Simd, const R: usize>(
         return;
     }
     // SAFETY: the instruction set is the caller's duty.
-    let softened: Softened<R> = unsafe { own_tile::<V, R>(work, head, rows, &keys, ahead, own) };
+    let softened = unsafe { own_tile::<V, R>(work, head, rows, &keys, ahead, own) };
     for r in 0..R {
-        // A row that sees no key of the tile has no sum.
-        if softened.sum[r] != 0.0 {
+        if let Some(softened) = softened[r] {
             let record = &mut records[r * (LANES + stride)..][..LANES + stride];
             let own = &own[r * stride..][..stride];
             // SAFETY: the instruction set is the caller's duty.
-            unsafe { merge::<V>(softened.max[r], softened.sum[r], own, record) };
+            unsafe { merge_record::<V>(softened, own, record) };
         }
     }
 }
@@ -265,38 +265,32 @@ unsafe fn merge_body<V: Simd>(work: &Work<'_>, span: &[f32], whole: &mut [f32]) 
     {
         if span[0] != 0.0 {
             // SAFETY: records are whole vectors; the instruction set is the caller's duty.
-            unsafe { merge::<V>(span[1], span[0], &span[LANES..], whole) };
+            unsafe { merge_record::<V>(softened_of(span), &span[LANES..], whole) };
         }
     }
 }
 
-/// Merges maximum, sum and weighted values of later keys into a row's record. A sum of 0 means that nothing was seen yet: one
-/// that was is at least 1 or NaN.
+/// What a row's record says of the keys that it was made of. A sum of 0 means that there were none.
+fn softened_of(record: &[f32]) -> Softened {
+    Softened {
+        sum: record[0],
+        max: record[1],
+    }
+}
+
+/// Merges what later keys gave into a row's record.
 #[inline(always)]
-unsafe fn merge<V: Simd>(max: f32, sum: f32, own: &[f32], record: &mut [f32]) {
+unsafe fn merge_record<V: Simd>(later: Softened, own: &[f32], record: &mut [f32]) {
+    let before = softened_of(record);
     let (head, merged) = record.split_at_mut(LANES);
-    assert!(own.len() == merged.len() && own.len().is_multiple_of(LANES));
-    if head[0] == 0.0 {
-        (head[0], head[1]) = (sum, max);
+    let all = if before.sum == 0.0 {
         merged.copy_from_slice(own);
-        return;
-    }
-    let top = if max > head[1] { max } else { head[1] };
-    // SAFETY: both rows are whole vectors by the assertion; the instruction set is the caller's duty.
-    unsafe {
-        let old = math::exp::<V>(V::splat(head[1] - top));
-        let new = math::exp::<V>(V::splat(max - top));
-        for at in (0..merged.len()).step_by(LANES) {
-            let kept = V::mul(V::load(merged.as_ptr().add(at)), old);
-            V::store(
-                merged.as_mut_ptr().add(at),
-                V::fma(V::load(own.as_ptr().add(at)), new, kept),
-            );
-        }
-        let sum = V::fma(V::splat(sum), new, V::mul(V::splat(head[0]), old));
-        V::store(head.as_mut_ptr(), sum);
-    }
-    head[1] = top;
+        later
+    } else {
+        // SAFETY: the instruction set is the caller's duty.
+        unsafe { merge::<V>(before, later, merged, own) }
+    };
+    (head[0], head[1]) = (all.sum, all.max);
 }
 
 simd_kernel! {
@@ -319,14 +313,14 @@ unsafe fn finish_body<V: Simd>(
         .enumerate()
     {
         let (token, query_head) = work.place(head, first + r);
-        let (sum, max, values) = (record[0], record[1], &record[LANES..]);
+        let (softened, values) = (softened_of(record), &record[LANES..]);
         let start = (token * heads + query_head) * shape.value_dim;
         // SAFETY: this task alone writes this row and head; the instruction set is the caller's duty.
         unsafe {
             let out = out.part(start, shape.value_dim);
             let (factor, divisor) = match work.options.sinks {
-                None => (V::splat(1.0), V::splat(sum)),
-                Some(sinks) => with_sink::<V>(sum, max, sinks[query_head]),
+                None => (V::splat(1.0), V::splat(softened.sum)),
+                Some(sinks) => with_sink::<V>(softened, sinks[query_head]),
             };
             for at in (0..out.len()).step_by(LANES) {
                 let value = V::load(values[at..at + LANES].as_ptr());
@@ -338,7 +332,8 @@ unsafe fn finish_body<V: Simd>(
 
 /// What multiplies weighted values, and the whole sum, when `sink` is one more score.
 #[inline(always)]
-unsafe fn with_sink<V: Simd>(sum: f32, max: f32, sink: f32) -> (V::F32, V::F32) {
+unsafe fn with_sink<V: Simd>(softened: Softened, sink: f32) -> (V::F32, V::F32) {
+    let Softened { max, sum } = softened;
     let top = if sink > max { sink } else { max };
     // SAFETY: the instruction set is the caller's duty.
     unsafe {

@@ -10,7 +10,8 @@ use std::ops::Range;
 use super::cpu::Work;
 use super::{AttentionOptions, TILE_KEYS};
 use crate::ops::kv_write::BLOCK_TOKENS;
-use crate::ops::simd::{LANES, SUM_LANES, Simd, math, reduce_sum};
+use crate::ops::simd::softmax::{Softened, soften};
+use crate::ops::simd::{LANES, Simd, math};
 
 /// Rows of one pass over a tile.
 pub(super) const MAX_ROWS: usize = 4;
@@ -25,12 +26,6 @@ pub(super) struct Row<'a> {
     pub q: &'a [f32],
     pub from: usize,
     pub to: usize,
-}
-
-/// Maximum of the scores and sum of the weights of each row; a row that sees no key of the tile has the sum 0.
-pub(super) struct Softened<const R: usize> {
-    pub max: [f32; R],
-    pub sum: [f32; R],
 }
 
 type Weights<const R: usize> = [[f32; TILE_KEYS]; R];
@@ -51,7 +46,7 @@ pub(super) unsafe fn own_tile<V: Simd, const R: usize>(
     keys: &Range<usize>,
     ahead: bool,
     own: &mut [f32],
-) -> Softened<R> {
+) -> [Option<Softened>; R] {
     let pages = work.pages;
     let block = |b: usize| work.sequence.block_table[b] as usize;
     let (first, last) = (keys.start / BLOCK_TOKENS, (keys.end - 1) / BLOCK_TOKENS);
@@ -73,7 +68,7 @@ pub(super) unsafe fn own_tile<V: Simd, const R: usize>(
             2 => scores::<V, R, 2>(rows, &key_pages, coming, &mut weights),
             _ => scores::<V, R, 1>(rows, &key_pages, coming, &mut weights),
         }
-        let softened = soften::<V, R>(work.options, rows, tile * TILE_KEYS, &mut weights);
+        let softened = soften_rows::<V, R>(work.options, rows, tile * TILE_KEYS, &mut weights);
         let keys = keys.start % TILE_KEYS..(keys.end - 1) % TILE_KEYS + 1;
         let stride = pages.shape().value_dim.next_multiple_of(LANES);
         weighted_values::<V, R>(&value_pages, stride, &keys, &weights, next.as_ref(), own);
@@ -133,18 +128,15 @@ unsafe fn scores<V: Simd, const R: usize, const B: usize>(
     }
 }
 
-/// Scores to weights `e^(score - max)`, zero for keys that a row does not see; 16-lane sums.
+/// Scores to weights `e^(score - max)`, zero for keys that a row does not see; `None` for a row that sees none.
 #[inline(always)]
-unsafe fn soften<V: Simd, const R: usize>(
+unsafe fn soften_rows<V: Simd, const R: usize>(
     options: &AttentionOptions<'_>,
     rows: &[Row<'_>; R],
     tile_start: usize,
     weights: &mut Weights<R>,
-) -> Softened<R> {
-    let mut softened = Softened {
-        max: [f32::NEG_INFINITY; R],
-        sum: [0.0; R],
-    };
+) -> [Option<Softened>; R] {
+    let mut softened = [None; R];
     for r in 0..R {
         let w = &mut weights[r];
         let place = |key: usize| key.saturating_sub(tile_start).min(TILE_KEYS);
@@ -162,40 +154,10 @@ unsafe fn soften<V: Simd, const R: usize>(
                 }
                 V::store(w.as_mut_ptr().add(at), s);
             }
-            w[..seen.start].fill(f32::NEG_INFINITY);
-            w[seen.end..].fill(f32::NEG_INFINITY);
-            let max = max_of::<V>(w);
-            let (mut low, mut high) = (V::splat(0.0), V::splat(0.0));
-            for at in (0..TILE_KEYS).step_by(SUM_LANES) {
-                let a = math::exp::<V>(V::sub(V::load(w.as_ptr().add(at)), V::splat(max)));
-                let b = math::exp::<V>(V::sub(V::load(w.as_ptr().add(at + LANES)), V::splat(max)));
-                V::store(w.as_mut_ptr().add(at), a);
-                V::store(w.as_mut_ptr().add(at + LANES), b);
-                low = V::add(low, a);
-                high = V::add(high, b);
-            }
-            softened.max[r] = max;
-            softened.sum[r] = reduce_sum::<V>(low, high);
+            softened[r] = Some(soften::<V, TILE_KEYS>(w, seen));
         }
     }
     softened
-}
-
-/// The largest score. A NaN may be passed over: it makes the sum NaN whatever the maximum is.
-#[inline(always)]
-unsafe fn max_of<V: Simd>(scores: &[f32; TILE_KEYS]) -> f32 {
-    let mut lanes = [0.0_f32; LANES];
-    // SAFETY: a tile is a whole number of vectors; the instruction set is the caller's duty.
-    unsafe {
-        let mut max = V::splat(f32::NEG_INFINITY);
-        for at in (0..TILE_KEYS).step_by(LANES) {
-            max = V::max(V::load(scores.as_ptr().add(at)), max);
-        }
-        V::store(lanes.as_mut_ptr(), max);
-    }
-    let larger = |a: f32, b: f32| if a > b { a } else { b };
-    let four: [f32; 4] = std::array::from_fn(|l| larger(lanes[l], lanes[l + 4]));
-    larger(larger(four[0], four[2]), larger(four[1], four[3]))
 }
 
 /// `own[r] = Σ weights[r][key] · value` over `keys` (places in the tile), ascending, one chain per feature.

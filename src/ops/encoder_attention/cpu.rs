@@ -10,7 +10,8 @@ use std::cell::RefCell;
 use super::{HeadShape, Place, TILE_KEYS};
 use crate::ops::Tensor;
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::simd::{LANES, SUM_LANES, Simd, math, reduce_sum, simd_kernel};
+use crate::ops::simd::softmax::{Softened, merge, soften};
+use crate::ops::simd::{LANES, Simd, simd_kernel};
 use crate::threads::Disjoint;
 
 /// Rows of one task.
@@ -123,13 +124,6 @@ pub(super) struct Work<'a> {
     pub out: &'a Disjoint<'a, f32>,
 }
 
-/// Maximum and sum of the tiles merged so far.
-#[derive(Clone, Copy)]
-struct Running {
-    max: f32,
-    sum: f32,
-}
-
 impl Work<'_> {
     /// Rows `first..first + count` of the sequence.
     pub(super) fn run(&self, level: CpuLevel, first: usize, count: usize) {
@@ -180,7 +174,7 @@ unsafe fn pass_body<V: Simd, const R: usize>(work: &Work<'_>, first: usize, scra
     let dim = work.heads.head_dim;
     let stride = dim.next_multiple_of(LANES);
     let (merged, own) = scratch.split_at_mut(MAX_ROWS * stride);
-    let mut running: [Option<Running>; R] = [None; R];
+    let mut running: [Option<Softened>; R] = [None; R];
     for (index, keys) in work.keys.chunks_exact(TILE_KEYS * dim).enumerate() {
         let count = TILE_KEYS.min(work.place.length - index * TILE_KEYS);
         let values = &work.values[index * TILE_KEYS * stride..][..count * stride];
@@ -188,7 +182,10 @@ unsafe fn pass_body<V: Simd, const R: usize>(work: &Work<'_>, first: usize, scra
         // SAFETY: the instruction set is the caller's duty; buffers have the sizes that the functions state.
         unsafe {
             scores::<V, R>(&queries, keys, work.heads.scale, &mut weights);
-            let tiles: [Running; R] = std::array::from_fn(|r| soften::<V>(&mut weights[r], count));
+            let mut tiles = [Softened::default(); R];
+            for r in 0..R {
+                tiles[r] = soften::<V, TILE_KEYS>(&mut weights[r], 0..count);
+            }
             weighted_values::<V, R>(values, stride, &weights, own);
             for r in 0..R {
                 let at = r * stride..(r + 1) * stride;
@@ -238,31 +235,6 @@ unsafe fn scores<V: Simd, const R: usize>(
                 V::store(out, V::mul(acc[r][0], scale));
                 V::store(out.add(LANES), V::mul(acc[r][1], scale));
             }
-        }
-    }
-}
-
-/// The scores of the first `count` keys to weights `e^(score - max)`, zero for the others; 16-lane sums.
-#[inline(always)]
-unsafe fn soften<V: Simd>(weights: &mut [f32; TILE_KEYS], count: usize) -> Running {
-    let top = |a: f32, b: &f32| if *b > a { *b } else { a };
-    let max = weights[..count].iter().fold(f32::NEG_INFINITY, top);
-    weights[count..].fill(f32::NEG_INFINITY);
-    // SAFETY: a tile is a whole number of vectors; the instruction set is the caller's duty.
-    unsafe {
-        let (mut low, mut high) = (V::splat(0.0), V::splat(0.0));
-        for at in (0..TILE_KEYS).step_by(SUM_LANES) {
-            let p = weights.as_mut_ptr().add(at);
-            let a = math::exp::<V>(V::sub(V::load(p), V::splat(max)));
-            let b = math::exp::<V>(V::sub(V::load(p.add(LANES)), V::splat(max)));
-            V::store(p, a);
-            V::store(p.add(LANES), b);
-            low = V::add(low, a);
-            high = V::add(high, b);
-        }
-        Running {
-            max,
-            sum: reduce_sum::<V>(low, high),
         }
     }
 }
@@ -317,38 +289,6 @@ unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
             for i in 0..W {
                 V::store(own.as_mut_ptr().add(r * stride + d + i * LANES), acc[r][i]);
             }
-        }
-    }
-}
-
-/// Merges a tile into what was merged before.
-#[inline(always)]
-unsafe fn merge<V: Simd>(
-    before: Running,
-    tile: Running,
-    merged: &mut [f32],
-    own: &[f32],
-) -> Running {
-    let top = if tile.max > before.max {
-        tile.max
-    } else {
-        before.max
-    };
-    // SAFETY: both rows are whole vectors; the instruction set is the caller's duty.
-    unsafe {
-        let old = math::exp::<V>(V::splat(before.max - top));
-        let new = math::exp::<V>(V::splat(tile.max - top));
-        for at in (0..merged.len()).step_by(LANES) {
-            let kept = V::mul(V::load(merged.as_ptr().add(at)), old);
-            let sum = V::fma(V::load(own.as_ptr().add(at)), new, kept);
-            V::store(merged.as_mut_ptr().add(at), sum);
-        }
-        let mut lanes = [0.0_f32; LANES];
-        let sum = V::fma(V::splat(tile.sum), new, V::mul(V::splat(before.sum), old));
-        V::store(lanes.as_mut_ptr(), sum);
-        Running {
-            max: top,
-            sum: lanes[0],
         }
     }
 }

@@ -16,6 +16,7 @@ pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod scalar;
+pub mod softmax;
 #[cfg(test)]
 mod tests;
 
