@@ -49,8 +49,8 @@ layers that predict further tokens are skipped without reading them, and named i
 
 | container | formats |
 |---|---|
-| safetensors, one file or sharded | F32, F16, BF16 |
-| GGUF, one file or split | F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, mixed within a file |
+| safetensors, one file or sharded | F32, F16, BF16; MXFP4 for the experts of GPT-OSS |
+| GGUF, one file or split | F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, mixed within a file |
 
 A checkpoint with a missing, extra or wrongly shaped tensor, or with NaN or infinity in a float one, is refused with the tensor's name; an activation,
 a rotary scaling or a layer type that is not supported, with its own.
