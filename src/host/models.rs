@@ -425,6 +425,7 @@ fn shown(slot: &Slot, now: Instant) -> RunningModel {
         kind: slot.facts.kind,
         vocab_size: slot.facts.vocab_size,
         num_layers: slot.facts.num_layers,
+        users: slot.users,
         idle: if is_used {
             Duration::ZERO
         } else {

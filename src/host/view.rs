@@ -53,6 +53,8 @@ pub struct RunningModel {
     pub vocab_size: u64,
     /// Layers; 0 when not known.
     pub num_layers: u64,
+    /// Requests that hold it or wait for it.
+    pub users: usize,
     /// How long nobody has used it; zero while somebody does.
     pub idle: Duration,
     /// Bytes of weights; 0 while loading.

@@ -91,6 +91,13 @@ impl Setup {
         running.into_iter().map(|m| (m.id, m.state)).collect()
     }
 
+    /// Waits until so many wait for the model that is being loaded or hold it: who looks for its files first comes later than who
+    /// began later.
+    async fn has_users(&self, id: &str, users: usize) {
+        let found = || self.host.running().into_iter().find(|m| m.id == id);
+        eventually(|| found().is_some_and(|model| model.users == users)).await;
+    }
+
     fn ids(&self) -> Vec<String> {
         self.running().into_iter().map(|(id, _)| id).collect()
     }
@@ -158,7 +165,7 @@ async fn a_failed_load_tells_all_waiters_what_it_was_and_leaves_nothing_behind()
     setup.loader.script("u/a", &[Act::Fail(error)]);
     setup.loader.close();
     let waiters: Vec<_> = (0..5).map(|_| setup.begin("u/a")).collect();
-    eventually(|| setup.loader.loads().len() == 1).await;
+    setup.has_users("u/a", 5).await;
     setup.loader.open();
     for waiter in waiters {
         let error = waiter.await.unwrap().err().unwrap();
@@ -175,7 +182,10 @@ async fn a_failed_load_tells_all_waiters_what_it_was_and_leaves_nothing_behind()
 async fn a_panic_in_the_loader_fails_the_waiters_and_gives_the_memory_back() {
     let setup = Setup::with_budget(6);
     setup.loader.script("u/a", &[Act::Panic]);
+    setup.loader.close();
     let (first, second) = (setup.begin("u/a"), setup.begin("a"));
+    setup.has_users("u/a", 2).await;
+    setup.loader.open();
     for waiter in [first, second] {
         let error = waiter.await.unwrap().err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Internal);
@@ -330,6 +340,7 @@ async fn who_gives_up_waiting_does_not_stop_the_load_for_others_nor_the_load_its
     let setup = Setup::with_budget(20);
     setup.loader.close();
     let (gone, stays) = (setup.begin("u/a"), setup.begin("u/a"));
+    setup.has_users("u/a", 2).await;
     eventually(|| setup.loader.loads().len() == 1).await;
     let alone = setup.begin("u/b");
     eventually(|| setup.loader.loads().len() == 2).await;
