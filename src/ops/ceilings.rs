@@ -134,12 +134,7 @@ unsafe fn int8_body<V: Simd>() -> f32 {
             let mut accs = [[V::acc_zero(); 2]; 4];
             for c in 0..8 {
                 let pair = [0, 8].map(|p| V::load_bytes(weights[c + p].as_ptr()));
-                for (m, accs) in accs.iter_mut().enumerate() {
-                    let four = V::splat4(x.as_ptr().add((c * 4 + m) * 4));
-                    for (acc, weights) in accs.iter_mut().zip(pair) {
-                        *acc = V::acc_add(*acc, weights, four);
-                    }
-                }
+                V::acc_add_rows(&mut accs, pair, x.as_ptr().add(c * 16).cast());
             }
             for acc in accs.as_flattened() {
                 total = V::add_i32(total, V::acc_widen(*acc));

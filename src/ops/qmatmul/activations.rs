@@ -62,61 +62,69 @@ pub(super) struct Tile {
     pub rows: usize,
     /// Rows with padding (zeros): 1, 2 or 4.
     pub stride: usize,
-    /// Records of [`ROW_WORDS`] × stride words: every group in order, those that are refined in some row followed by
-    /// their refinement (zero in rows that do not refine them, which leaves their sums as they are).
+    /// Per group a record of [`ROW_WORDS`] × stride words.
     pub words: Vec<i32>,
-    /// Per record, whether its refinement follows.
-    pub more: Vec<bool>,
-    /// Records that are no refinements.
-    pub groups: usize,
+    /// Per group, which rows are refined there: bit m stands for row m.
+    pub refined: Vec<u8>,
+    /// What refines them, group by group and row by row: records of one row.
+    pub refinements: Vec<i32>,
 }
 
 impl Tile {
     /// Row `m` alone.
     pub fn row(&self, m: usize) -> Self {
-        Self {
+        let of_row = |record: &[i32]| -> Vec<i32> {
+            let words = record.iter().skip(m).step_by(self.stride);
+            words.copied().collect()
+        };
+        let mut refinements = self.refinements.chunks_exact(ROW_WORDS);
+        let mut row = Self {
             rows: 1,
             stride: 1,
-            words: self
-                .words
-                .iter()
-                .skip(m)
-                .step_by(self.stride)
-                .copied()
-                .collect(),
-            more: self.more.clone(),
-            groups: self.groups,
+            words: of_row(&self.words),
+            refined: self.refined.iter().map(|rows| rows >> m & 1).collect(),
+            refinements: Vec::new(),
+        };
+        for rows in &self.refined {
+            for (bit, record) in (0..u8::BITS as usize)
+                .filter(|bit| rows >> bit & 1 == 1)
+                .zip(&mut refinements)
+            {
+                if bit == m {
+                    row.refinements.extend_from_slice(record);
+                }
+            }
         }
+        row
     }
+}
 
-    fn write(&mut self, record: usize, m: usize, rounded: &Rounded) {
-        let stride = self.stride;
-        let words = &mut self.words[record * ROW_WORDS * stride..][..ROW_WORDS * stride];
-        let mut put = |kind: usize, word: i32| words[kind * stride + m] = word;
-        let mut pairs = [[0; 2]; 2];
-        for (c, four) in rounded.values.as_chunks::<4>().0.iter().enumerate() {
-            put(c, i32::from_le_bytes(four.map(i8::cast_unsigned)));
-            let four = four.map(i32::from);
-            pairs[c / 4][0] += four[0] + four[1];
-            pairs[c / 4][1] += four[2] + four[3];
-        }
-        let pair = |low: i32, high: i32| (low & 0xffff) | (high << 16);
-        let [first, second] = pairs;
-        let halves = [first[0] + first[1], second[0] + second[1]];
-        let sum = (halves[0] + halves[1]) as f32;
-        put(word::SCALE, rounded.scale.to_bits().cast_signed());
-        put(
-            word::SCALED_SUM,
-            (rounded.scale * sum).to_bits().cast_signed(),
-        );
-        put(
-            word::NEG_PAIRS,
-            pair(-8 * (first[0] + second[0]), -8 * (first[1] + second[1])),
-        );
-        put(word::NEG_PAIRS_HALVES, pair(-first[0], -first[1]));
-        put(word::NEG_PAIRS_HALVES + 1, pair(-second[0], -second[1]));
-        put(word::HALF_SUMS, pair(halves[0], halves[1]));
+/// Writes row `m` of a record of `stride` rows.
+fn write_record(words: &mut [i32], stride: usize, m: usize, rounded: &Rounded) {
+    let mut put = |kind: usize, word: i32| words[kind * stride + m] = word;
+    let mut pairs = [[0; 2]; 2];
+    for (c, four) in rounded.values.as_chunks::<4>().0.iter().enumerate() {
+        put(c, i32::from_le_bytes(four.map(i8::cast_unsigned)));
+        let four = four.map(i32::from);
+        pairs[c / 4][0] += four[0] + four[1];
+        pairs[c / 4][1] += four[2] + four[3];
     }
+    let pair = |low: i32, high: i32| (low & 0xffff) | (high << 16);
+    let [first, second] = pairs;
+    let halves = [first[0] + first[1], second[0] + second[1]];
+    let sum = (halves[0] + halves[1]) as f32;
+    put(word::SCALE, rounded.scale.to_bits().cast_signed());
+    put(
+        word::SCALED_SUM,
+        (rounded.scale * sum).to_bits().cast_signed(),
+    );
+    put(
+        word::NEG_PAIRS,
+        pair(-8 * (first[0] + second[0]), -8 * (first[1] + second[1])),
+    );
+    put(word::NEG_PAIRS_HALVES, pair(-first[0], -first[1]));
+    put(word::NEG_PAIRS_HALVES + 1, pair(-second[0], -second[1]));
+    put(word::HALF_SUMS, pair(halves[0], halves[1]));
 }
 
 impl QuantRows {
@@ -188,34 +196,29 @@ fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
     let rounded: Vec<RoundedRow> = (0..rows)
         .map(|m| round_row(level, x.row(first_row + m)))
         .collect();
-    let mut refined = vec![false; count];
-    for row in &rounded {
-        row.refinements.iter().for_each(|(g, _)| refined[*g] = true);
-    }
-    // Which record a group is, and whether its refinement follows.
-    let mut places = Vec::with_capacity(count);
-    let mut more = Vec::with_capacity(count);
-    for refined in refined {
-        places.push(more.len());
-        more.push(refined);
-        if refined {
-            more.push(false);
-        }
-    }
     let mut tile = Tile {
         rows,
         stride,
-        words: vec![0; more.len() * ROW_WORDS * stride],
-        more,
-        groups: count,
+        words: vec![0; count * ROW_WORDS * stride],
+        refined: vec![0; count],
+        refinements: Vec::new(),
     };
+    let mut refinements = Vec::new();
     for (m, row) in rounded.iter().enumerate() {
-        for (place, group) in places.iter().zip(&row.groups) {
-            tile.write(*place, m, group);
+        let records = tile.words.chunks_exact_mut(ROW_WORDS * stride);
+        for (words, group) in records.zip(&row.groups) {
+            write_record(words, stride, m, group);
         }
         for (g, group) in &row.refinements {
-            tile.write(places[*g] + 1, m, group);
+            tile.refined[*g] |= 1 << m;
+            refinements.push((*g, m, group));
         }
+    }
+    refinements.sort_unstable_by_key(|(g, m, _)| (*g, *m));
+    tile.refinements.resize(refinements.len() * ROW_WORDS, 0);
+    let records = tile.refinements.chunks_exact_mut(ROW_WORDS);
+    for (words, (_, _, group)) in records.zip(refinements) {
+        write_record(words, 1, 0, group);
     }
     tile
 }

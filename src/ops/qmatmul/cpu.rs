@@ -127,8 +127,10 @@ impl Pair<'_> {
     fn panels(&self, panel_bytes: usize, tiles: &[Tile]) -> *const u8 {
         assert!(self.bytes.len() == PANELS * panel_bytes);
         for tile in tiles {
-            assert!(tile.groups == self.groups);
-            assert!(tile.words.len() == tile.more.len() * ROW_WORDS * tile.stride);
+            assert!(tile.refined.len() == self.groups);
+            assert!(tile.words.len() == self.groups * ROW_WORDS * tile.stride);
+            let refinements: u32 = tile.refined.iter().map(|rows| rows.count_ones()).sum();
+            assert!(tile.refinements.len() == refinements as usize * ROW_WORDS);
         }
         self.bytes.as_ptr()
     }
@@ -224,7 +226,7 @@ unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
                     record: at.add(p * format.record_bytes()),
                     header: headers[p],
                 });
-                while x.next::<V, _, F, M>(&group, &mut sums) {}
+                x.next::<V, _, F, M>(&group, &mut sums);
                 at = at.add(PANELS * format.record_bytes());
             }
         }
@@ -284,7 +286,7 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
                 });
                 for t in 0..tiles.len() {
                     let mut sums = load_sums::<V, TILE_ROWS>(&y[t]);
-                    while walks[t].next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
+                    walks[t].next::<V, _, F, TILE_ROWS>(&group, &mut sums);
                     store::<V, TILE_ROWS>(&sums, &mut y[t]);
                 }
                 at = at.add(PANELS * format.record_bytes());
@@ -310,7 +312,7 @@ unsafe fn expanded_body<V: Simd, const F: u8>(
             let group = [0, 1].map(|p| ExpandedGroup::<F> {
                 record: at.add(p * format.expanded_bytes()),
             });
-            while x.next::<V, _, F, TILE_ROWS>(&group, &mut sums) {}
+            x.next::<V, _, F, TILE_ROWS>(&group, &mut sums);
             at = at.add(PANELS * format.expanded_bytes());
         }
         store::<V, TILE_ROWS>(&sums, y);
@@ -335,34 +337,46 @@ unsafe fn store<V: Simd, const M: usize>(sums: &[[V::F32; PANELS]; M], y: &mut S
 
 /// Where the walk through a tile's records stands.
 struct Rows<'a> {
-    more: &'a [bool],
-    record: usize,
+    refined: std::slice::Iter<'a, u8>,
     words: *const i32,
+    refinements: *const i32,
 }
 
 impl<'a> Rows<'a> {
     #[inline(always)]
     fn new(tile: &'a Tile) -> Self {
         Self {
-            more: &tile.more,
-            record: 0,
+            refined: tile.refined.iter(),
             words: tile.words.as_ptr(),
+            refinements: tile.refinements.as_ptr(),
         }
     }
 
-    /// Adds the next record, of this group of weights; whether another one of it follows.
+    /// Adds the next group of `M` rows, then what refines it in some of them.
     #[inline(always)]
     unsafe fn next<V: Simd, G: Group<V>, const F: u8, const M: usize>(
         &mut self,
         group: &[G; PANELS],
         sums: &mut [[V::F32; PANELS]; M],
-    ) -> bool {
-        // SAFETY: a tile has a record for every group, and one more where the flag of the record before says so.
+    ) {
+        // SAFETY: a tile has a record for every group, and a refinement for every bit of its mask.
         unsafe {
             add_group::<V, G, F, M>(group, self.words, sums);
             self.words = self.words.add(ROW_WORDS * M);
-            self.record += 1;
-            *self.more.get_unchecked(self.record - 1)
+            let mut rows = *self.refined.next().unwrap_unchecked();
+            if rows != 0 {
+                // A copy, so that the sums themselves need no address and stay in registers.
+                let mut all = *sums;
+                while rows != 0 {
+                    let m = rows.trailing_zeros() as usize % M;
+                    let mut one = [all[m]];
+                    add_group::<V, G, F, 1>(group, self.refinements, &mut one);
+                    [all[m]] = one;
+                    self.refinements = self.refinements.add(ROW_WORDS);
+                    rows &= rows - 1;
+                }
+                *sums = all;
+            }
         }
     }
 }
@@ -453,12 +467,7 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
                 std::array::from_fn(|m| [start::<V, F, M>(x, part * step, m); PANELS]);
             for c in part * step..(part + 1) * step {
                 let weights = [group[0].chunk(c), group[1].chunk(c)];
-                for m in 0..M {
-                    let four = V::splat4(x.add(c * M + m).cast());
-                    for p in 0..PANELS {
-                        accs[m][p] = V::acc_add(accs[m][p], weights[p], four);
-                    }
-                }
+                V::acc_add_rows(&mut accs, weights, x.add(c * M));
             }
             for m in 0..M {
                 for p in 0..PANELS {

@@ -312,6 +312,34 @@ impl Simd for Avx2 {
             in_order(_mm256_add_epi16(acc, products))
         }
     }
+    /// Products of one row are added behind the multiplications of the next: so multiplications, which only two of four ports do, never
+    /// wait behind additions, which all four do.
+    #[inline(always)]
+    unsafe fn acc_add_rows<const M: usize>(
+        accs: &mut [[__m256i; 2]; M],
+        weights: [__m256i; 2],
+        x: *const i32,
+    ) {
+        unsafe {
+            let mut products = [_mm256_setzero_si256(); 2];
+            for m in 0..M {
+                let four = Self::splat4(x.add(m).cast());
+                let next = [
+                    in_order(_mm256_maddubs_epi16(weights[0], four)),
+                    in_order(_mm256_maddubs_epi16(weights[1], four)),
+                ];
+                if m > 0 {
+                    for p in 0..2 {
+                        accs[m - 1][p] = in_order(_mm256_add_epi16(accs[m - 1][p], products[p]));
+                    }
+                }
+                products = next;
+            }
+            for p in 0..2 {
+                accs[M - 1][p] = in_order(_mm256_add_epi16(accs[M - 1][p], products[p]));
+            }
+        }
+    }
     #[inline(always)]
     unsafe fn acc_widen(acc: __m256i) -> __m256i {
         unsafe { _mm256_madd_epi16(acc, _mm256_set1_epi16(1)) }

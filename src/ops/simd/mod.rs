@@ -143,6 +143,24 @@ pub trait Simd: Copy + 'static {
     /// Between [`Simd::acc_zero`] and widening at most 8 additions of weights below 16, 4 below 32, 2 below 64; after
     /// [`Simd::acc_start`] as many as leave the whole sums of both halves of a lane within i16.
     unsafe fn acc_add(acc: Self::Acc, weights: Self::Bytes, activations: Self::Bytes) -> Self::Acc;
+    /// [`Simd::acc_add`] for `M` rows and two vectors of weights: to `accs[m][p]` go the products of `weights[p]` and the four bytes
+    /// at `x + m`.
+    #[inline(always)]
+    unsafe fn acc_add_rows<const M: usize>(
+        accs: &mut [[Self::Acc; 2]; M],
+        weights: [Self::Bytes; 2],
+        x: *const i32,
+    ) {
+        // SAFETY: the caller's duty.
+        unsafe {
+            for m in 0..M {
+                let four = Self::splat4(x.add(m).cast());
+                for p in 0..2 {
+                    accs[m][p] = Self::acc_add(accs[m][p], weights[p], four);
+                }
+            }
+        }
+    }
     /// The sums as integers.
     unsafe fn acc_widen(acc: Self::Acc) -> Self::I32;
     /// The sums times a factor per lane, given as the same i16 in both halves of the lane.

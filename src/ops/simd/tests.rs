@@ -344,6 +344,14 @@ unsafe fn sums_of_products<V: Simd>(case: &Case, results: &mut Results) {
             results.whole("acc_add, acc_widen", plain);
             results.whole("acc_add, acc_widen_scaled", scaled);
         }
+        let small = |bytes: &[u8; 32]| V::and(V::load_bytes(bytes.as_ptr()), V::splat_u8(15));
+        let weights = [small(&case.bytes[0]), small(&case.bytes[1])];
+        let mut accs = [[V::acc_zero(); 2]; 3];
+        V::acc_add_rows(&mut accs, weights, case.activations[0].as_ptr().cast());
+        V::acc_add_rows(&mut accs, weights, case.activations[1].as_ptr().cast());
+        for acc in accs.as_flattened() {
+            results.whole("acc_add_rows", V::acc_widen(*acc));
+        }
         let weights = V::load_bytes(case.bytes[0].as_ptr());
         let mut sums = V::load_i32(case.pairs[0].as_ptr());
         for activations in &case.activations {
