@@ -21,7 +21,7 @@ use oxydllm::ops::cases::{FLOAT_SHAPES, PACKED, PACKED_SHAPES, random_matrix};
 use oxydllm::ops::delta_net::{DeltaInput, DeltaRule, DeltaShape, HeadSharing, delta_net};
 use oxydllm::ops::elementwise::add_assign;
 use oxydllm::ops::gated_act::{Activation, gated_act};
-use oxydllm::ops::kv_write::{BLOCK_TOKENS, PageShape, PageStore, kv_write};
+use oxydllm::ops::kv_write::{BLOCK_TOKENS, KvElement, PageShape, PageStore, kv_write};
 use oxydllm::ops::matmul::matmul;
 use oxydllm::ops::norm::rms_norm;
 use oxydllm::ops::qmatmul::{QMatrix, qmatmul, quantize_rows};
@@ -130,6 +130,7 @@ const ATTENTION: [(usize, usize, usize); 5] = [
 fn over_pages(c: &mut Criterion) {
     let ctx = context();
     let shape = PageShape {
+        element: KvElement::F16,
         kv_heads: 8,
         key_dim: 64,
         value_dim: 64,

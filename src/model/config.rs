@@ -9,7 +9,7 @@ use super::names::PartNames;
 use crate::kv::CacheShape;
 use crate::ops::delta_net::DeltaShape;
 use crate::ops::gated_act::Activation;
-use crate::ops::kv_write::PageShape;
+use crate::ops::kv_write::{KvElement, PageShape};
 use crate::ops::moe::RouterRule;
 use crate::ops::rope::Pairing;
 use crate::ops::short_conv::ShortConv;
@@ -47,6 +47,8 @@ pub struct ModelConfig {
     pub layers: Vec<LayerConfig>,
     /// Layers that files hold behind [`Self::layers`] to predict further tokens; they are skipped.
     pub num_predict_layers: usize,
+    /// How the KV cache stores keys and values: as loading for a path wants it, never as files say.
+    pub kv_element: KvElement,
 }
 
 /// What may differ from layer to layer.
@@ -317,12 +319,13 @@ impl AttentionConfig {
         self.heads * self.key_dim * if self.output_gate { 2 } else { 1 }
     }
 
-    /// Geometry of its own pages.
+    /// Geometry of its own pages, in half precision.
     pub fn page_shape(&self) -> Option<PageShape> {
         (self.kv == KvSource::Own).then_some(PageShape {
             kv_heads: self.kv_heads,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
+            element: KvElement::F16,
         })
     }
 }
@@ -378,8 +381,10 @@ impl ModelConfig {
     /// What its layers remember of sequences, in their order.
     pub fn cache_shape(&self) -> CacheShape {
         let states = self.layers.iter().flat_map(|l| l.mixer.state_lens());
+        let pages = self.layers.iter().filter_map(own_pages);
+        let element = self.kv_element;
         CacheShape {
-            pages: self.layers.iter().filter_map(own_pages).collect(),
+            pages: pages.map(|shape| PageShape { element, ..shape }).collect(),
             states: states.collect(),
         }
     }

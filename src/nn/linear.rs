@@ -14,7 +14,7 @@ pub enum WeightPath {
     /// Integer kernels with 8-bit activations for packed formats, float tiles for float formats.
     #[default]
     Fast,
-    /// Every weight decoded to F32, activations in F32: proves decoders and model code.
+    /// Every weight decoded to F32, activations, keys and values in F32: proves decoders and model code.
     Reference,
 }
 

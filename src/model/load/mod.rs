@@ -27,12 +27,13 @@ use crate::error::Result;
 use crate::formats::{self, MappedBytes, Weights};
 use crate::nn::WeightPath;
 use crate::ops::Context;
+use crate::ops::kv_write::KvElement;
 use crate::ops::matmul::{ByteStore, RawMatrix};
 
 /// How to load.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadOptions {
-    /// Which multiplication packed weights use.
+    /// Which multiplication packed weights use; on the reference path keys and values stay in single precision too.
     pub path: WeightPath,
 }
 
@@ -66,9 +67,12 @@ pub fn load(ctx: &Context, path: &Path, options: LoadOptions) -> Result<LoadedMo
 pub fn assemble(
     ctx: &Context,
     weights: &Weights,
-    config: ModelConfig,
+    mut config: ModelConfig,
     options: LoadOptions,
 ) -> Result<Transformer> {
+    if options.path == WeightPath::Reference {
+        config.kv_element = KvElement::F32;
+    }
     let mut tensors = Tensors::new(Some(ctx), weights, &config, options)?;
     tensors.log_skipped();
     let transformer = transformer(&mut tensors, config)?;

@@ -31,6 +31,7 @@ use super::config::{
 use super::describe::check_description;
 use crate::error::{Error, Result};
 use crate::formats::{TensorSource, Weights};
+use crate::ops::kv_write::KvElement;
 
 /// More layers than any model has; a bound for what a file may make us allocate.
 const MAX_LAYERS: usize = 4096;
@@ -125,6 +126,7 @@ impl Reader<'_> {
             final_soft_cap: self.find_positive(&keys::FINAL_SOFT_CAP)?.map(|x| x as f32),
             tied_head: self.tied_head(),
             num_predict_layers: self.num_predict_layers()?,
+            kv_element: KvElement::F16,
             ropes,
             layers,
         })

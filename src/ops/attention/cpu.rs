@@ -9,7 +9,7 @@ use super::tile::{MAX_ROWS, Row, own_tile};
 use super::{AttentionOptions, SPAN_KEYS, SequenceRows, TILE_KEYS};
 use crate::ops::Tensor;
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::kv_write::Pages;
+use crate::ops::kv_write::{KvElement, Pages};
 use crate::ops::simd::softmax::{Softened, merge};
 use crate::ops::simd::{LANES, Simd, math, simd_kernel, store_part};
 use crate::threads::Disjoint;
@@ -114,11 +114,9 @@ impl Work<'_> {
             let (whole, span) = records[..2 * len].split_at_mut(len);
             clear(whole, len / self.count(first));
             for index in self.spans_of(first, self.count(first)) {
-                // SAFETY: the level stands for the instruction set; records have the length that the kernels assert.
-                unsafe {
-                    span_kernel(level, self, head, first, index, own, span);
-                    merge_kernel(level, self, span, whole);
-                }
+                self.fill_span(level, head, first, index, own, span);
+                // SAFETY: the level stands for the instruction set; records have the length that the kernel asserts.
+                unsafe { merge_kernel(level, self, span, whole) };
             }
             // SAFETY: as above.
             unsafe { finish_kernel(level, self, head, first, whole, out) };
@@ -138,9 +136,30 @@ impl Work<'_> {
         let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
         RECORDS.with_borrow_mut(|own| {
             own.resize(own.len().max(own_len), 0.0);
-            // SAFETY: the level stands for the instruction set; the kernel asserts the lengths.
-            unsafe { span_kernel(level, self, head, first, index, own, records) };
+            self.fill_span(level, head, first, index, own, records);
         });
+    }
+
+    fn fill_span(
+        &self,
+        level: CpuLevel,
+        head: usize,
+        first: usize,
+        span: usize,
+        own: &mut [f32],
+        records: &mut [f32],
+    ) {
+        // SAFETY: the level stands for the instruction set; the kernel asserts the lengths.
+        unsafe {
+            match self.pages.shape().element {
+                KvElement::F16 => {
+                    span_kernel::<false>(level, self, head, first, span, own, records);
+                }
+                KvElement::F32 => {
+                    span_kernel::<true>(level, self, head, first, span, own, records);
+                }
+            }
+        }
     }
 
     /// The outputs of the same rows from their records of all spans.
@@ -177,11 +196,11 @@ fn clear(records: &mut [f32], record: usize) {
 
 simd_kernel! {
     /// All tiles of span `span` for rows from `first` on: a record for each.
-    unsafe fn span_kernel(work: &Work<'_>, head: usize, first: usize, span: usize, own: &mut [f32], records: &mut [f32]) = span_body
+    unsafe fn span_kernel<const WIDE: bool>(work: &Work<'_>, head: usize, first: usize, span: usize, own: &mut [f32], records: &mut [f32]) = span_body
 }
 
 #[inline(always)]
-unsafe fn span_body<V: Simd>(
+unsafe fn span_body<V: Simd, const WIDE: bool>(
     work: &Work<'_>,
     head: usize,
     first: usize,
@@ -207,10 +226,10 @@ unsafe fn span_body<V: Simd>(
             // SAFETY: the instruction set is the caller's duty.
             unsafe {
                 match rows.len() {
-                    1 => tile_rows::<V, 1>(work, head, rows, tile, ahead, own, records),
-                    2 => tile_rows::<V, 2>(work, head, rows, tile, ahead, own, records),
-                    3 => tile_rows::<V, 3>(work, head, rows, tile, ahead, own, records),
-                    _ => tile_rows::<V, 4>(work, head, rows, tile, ahead, own, records),
+                    1 => tile_rows::<V, WIDE, 1>(work, head, rows, tile, ahead, own, records),
+                    2 => tile_rows::<V, WIDE, 2>(work, head, rows, tile, ahead, own, records),
+                    3 => tile_rows::<V, WIDE, 3>(work, head, rows, tile, ahead, own, records),
+                    _ => tile_rows::<V, WIDE, 4>(work, head, rows, tile, ahead, own, records),
                 }
             }
             ahead = false;
@@ -222,7 +241,7 @@ unsafe fn span_body<V: Simd>(
 /// weighted values.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
-unsafe fn tile_rows<V: Simd, const R: usize>(
+unsafe fn tile_rows<V: Simd, const WIDE: bool, const R: usize>(
     work: &Work<'_>,
     head: usize,
     rows: &[Row<'_>],
@@ -239,7 +258,7 @@ unsafe fn tile_rows<V: Simd, const R: usize>(
         return;
     }
     // SAFETY: the instruction set is the caller's duty.
-    let softened = unsafe { own_tile::<V, R>(work, head, rows, &keys, ahead, own) };
+    let softened = unsafe { own_tile::<V, WIDE, R>(work, head, rows, &keys, ahead, own) };
     for r in 0..R {
         if let Some(softened) = softened[r] {
             let record = &mut records[r * (LANES + stride)..][..LANES + stride];

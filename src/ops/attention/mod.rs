@@ -175,7 +175,7 @@ fn by_spans(ctx: &Context, work: &Work<'_>, out: &Disjoint<'_, f32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::kv_write::{PageShape, PageStore, kv_write};
+    use crate::ops::kv_write::{KvElement, PageShape, PageStore, kv_write};
     use crate::ops::testing::{bits, contexts, random};
     use half::f16;
 
@@ -255,7 +255,10 @@ mod tests {
         }
 
         fn oracle(&self) -> Vec<f64> {
-            let half = |x: f32| f64::from(f16::from_f32(x).to_f32());
+            let stored = |x: f32| match self.shape.element {
+                KvElement::F16 => f64::from(f16::from_f32(x).to_f32()),
+                KvElement::F32 => f64::from(x),
+            };
             let (kd, vd, group) = (
                 self.shape.key_dim,
                 self.shape.value_dim,
@@ -270,8 +273,11 @@ mod tests {
                     let scores: Vec<f64> = (from..=t)
                         .map(|j| {
                             let k = &self.k[at(j) * kd..][..kd];
-                            let s: f64 =
-                                q.iter().zip(k).map(|(a, b)| f64::from(*a) * half(*b)).sum();
+                            let s: f64 = q
+                                .iter()
+                                .zip(k)
+                                .map(|(a, b)| f64::from(*a) * stored(*b))
+                                .sum();
                             let s = s * f64::from(self.options.scale);
                             self.options
                                 .soft_cap
@@ -284,7 +290,7 @@ mod tests {
                     let sum = p.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - top).exp());
                     for d in 0..vd {
                         let o: f64 = (from..=t)
-                            .map(|j| p[j - from] * half(self.v[at(j) * vd + d]))
+                            .map(|j| p[j - from] * stored(self.v[at(j) * vd + d]))
                             .sum();
                         out.push(o / sum);
                     }
@@ -302,7 +308,7 @@ mod tests {
     };
 
     /// Heads, key/value heads, sizes of key and value, length, options.
-    fn cases() -> Vec<Case> {
+    fn cases(element: KvElement) -> Vec<Case> {
         let window = |window: usize| AttentionOptions {
             window: Some(window),
             ..PLAIN
@@ -333,20 +339,24 @@ mod tests {
             (5, (1, 8, 72), SPAN_KEYS + 90, PLAIN),
             (2, (2, 8, 32), 2 * SPAN_KEYS + 70, far),
         ]
-        .map(|(heads, (kv_heads, key_dim, value_dim), length, options)| {
-            let shape = PageShape {
-                kv_heads,
-                key_dim,
-                value_dim,
-            };
-            Case::new(heads, shape, length, options)
-        })
+        .map(
+            move |(heads, (kv_heads, key_dim, value_dim), length, options)| {
+                let shape = PageShape {
+                    kv_heads,
+                    key_dim,
+                    value_dim,
+                    element,
+                };
+                Case::new(heads, shape, length, options)
+            },
+        )
         .into()
     }
 
     #[test]
     fn equals_the_formula_whatever_the_chunks_blocks_level_and_threads() {
-        for case in cases() {
+        let elements = [KvElement::F16, KvElement::F32];
+        for case in elements.into_iter().flat_map(cases) {
             let expected = case.oracle();
             let needed = case.length.div_ceil(BLOCK_TOKENS) as u32;
             let straight: Vec<u32> = (0..needed).collect();
@@ -384,6 +394,7 @@ mod tests {
             kv_heads: 2,
             key_dim: 16,
             value_dim: 16,
+            element: KvElement::F16,
         };
         let case = Case::new(4, shape, 40, options);
         for ctx in contexts() {

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::cpu::Work;
 use super::{AttentionOptions, TILE_KEYS};
-use crate::ops::kv_write::BLOCK_TOKENS;
+use crate::ops::kv_write::{BLOCK_TOKENS, KvElement};
 use crate::ops::simd::softmax::{Softened, soften};
 use crate::ops::simd::{LANES, Simd, math};
 
@@ -17,7 +17,7 @@ use crate::ops::simd::{LANES, Simd, math};
 pub(super) const MAX_ROWS: usize = 4;
 /// Blocks of a tile.
 const TILE_BLOCKS: usize = TILE_KEYS / BLOCK_TOKENS;
-/// Halves in a cache line.
+/// Words in a cache line.
 const LINE: usize = 32;
 
 /// One row: its query and the keys `from..to` that it sees.
@@ -39,7 +39,7 @@ type Blocks<'a> = [&'a [u16]; TILE_BLOCKS];
 /// # Safety
 /// The CPU has the instruction set of `V`.
 #[inline(always)]
-pub(super) unsafe fn own_tile<V: Simd, const R: usize>(
+pub(super) unsafe fn own_tile<V: Simd, const WIDE: bool, const R: usize>(
     work: &Work<'_>,
     head: usize,
     rows: &[Row<'_>; R],
@@ -64,22 +64,47 @@ pub(super) unsafe fn own_tile<V: Simd, const R: usize>(
     // SAFETY: the instruction set is the caller's duty.
     unsafe {
         match R {
-            1 => scores::<V, R, 4>(rows, &key_pages, coming, &mut weights),
-            2 => scores::<V, R, 2>(rows, &key_pages, coming, &mut weights),
-            _ => scores::<V, R, 1>(rows, &key_pages, coming, &mut weights),
+            1 => scores::<V, WIDE, R, 4>(rows, &key_pages, coming, &mut weights),
+            2 => scores::<V, WIDE, R, 2>(rows, &key_pages, coming, &mut weights),
+            _ => scores::<V, WIDE, R, 1>(rows, &key_pages, coming, &mut weights),
         }
         let softened = soften_rows::<V, R>(work.options, rows, tile * TILE_KEYS, &mut weights);
         let keys = keys.start % TILE_KEYS..(keys.end - 1) % TILE_KEYS + 1;
         let stride = pages.shape().value_dim.next_multiple_of(LANES);
-        weighted_values::<V, R>(&value_pages, stride, &keys, &weights, next.as_ref(), own);
+        weighted_values::<V, WIDE, R>(&value_pages, stride, &keys, &weights, next.as_ref(), own);
         softened
+    }
+}
+
+/// Words of an element.
+const fn words(wide: bool) -> usize {
+    if wide {
+        KvElement::F32.words()
+    } else {
+        KvElement::F16.words()
+    }
+}
+
+/// Elements `at..at + 8` of a page.
+///
+/// # Safety
+/// They lie in the page, whose elements are `WIDE`; the CPU has the instruction set of `V`.
+#[inline(always)]
+unsafe fn load<V: Simd, const WIDE: bool>(page: *const u16, at: usize) -> V::F32 {
+    // SAFETY: the caller's duty; loads need no alignment.
+    unsafe {
+        if WIDE {
+            V::load(page.cast::<f32>().add(at))
+        } else {
+            V::load_f16(page.add(at).cast())
+        }
     }
 }
 
 /// `weights[r][key in tile] = q_r · key`: one chain of fused multiply-adds over the features. `B` blocks at a time, for as many
 /// chains at once as hide the latency of an addition.
 #[inline(always)]
-unsafe fn scores<V: Simd, const R: usize, const B: usize>(
+unsafe fn scores<V: Simd, const WIDE: bool, const R: usize, const B: usize>(
     rows: &[Row<'_>; R],
     pages: &Blocks<'_>,
     coming: Option<&Blocks<'_>>,
@@ -88,23 +113,22 @@ unsafe fn scores<V: Simd, const R: usize, const B: usize>(
     let key_dim = rows[0].q.len();
     for first in (0..TILE_BLOCKS).step_by(B) {
         let page: [*const u16; B] = std::array::from_fn(|b| {
-            assert!(pages[first + b].len() == key_dim * BLOCK_TOKENS);
+            assert!(pages[first + b].len() == key_dim * BLOCK_TOKENS * words(WIDE));
             pages[first + b].as_ptr()
         });
-        // SAFETY: a page has `key_dim` rows of 16 halves, each q has `key_dim` elements, and the blocks lie in the tile. What is
+        // SAFETY: a page has `key_dim` rows of 16 elements, each q has `key_dim` elements, and the blocks lie in the tile. What is
         // fetched need not be readable.
         unsafe {
             let mut acc = [[[V::splat(0.0); 2]; B]; R];
             for d in 0..key_dim {
-                let mut halves = [[V::splat(0.0); 2]; B];
+                let mut keys = [[V::splat(0.0); 2]; B];
                 for b in 0..B {
-                    let p = page[b].add(d * BLOCK_TOKENS).cast::<u8>();
-                    halves[b] = [V::load_f16(p), V::load_f16(p.add(2 * LANES))];
+                    keys[b] = [0, LANES].map(|i| load::<V, WIDE>(page[b], d * BLOCK_TOKENS + i));
                     if let Some(coming) = coming {
                         V::prefetch(
                             coming[first + b]
                                 .as_ptr()
-                                .wrapping_add(d * BLOCK_TOKENS)
+                                .wrapping_add(d * BLOCK_TOKENS * words(WIDE))
                                 .cast(),
                         );
                     }
@@ -112,8 +136,8 @@ unsafe fn scores<V: Simd, const R: usize, const B: usize>(
                 for r in 0..R {
                     let q = V::splat(*rows[r].q.get_unchecked(d));
                     for b in 0..B {
-                        acc[r][b][0] = V::fma(q, halves[b][0], acc[r][b][0]);
-                        acc[r][b][1] = V::fma(q, halves[b][1], acc[r][b][1]);
+                        acc[r][b][0] = V::fma(q, keys[b][0], acc[r][b][0]);
+                        acc[r][b][1] = V::fma(q, keys[b][1], acc[r][b][1]);
                     }
                 }
             }
@@ -163,9 +187,9 @@ unsafe fn soften_rows<V: Simd, const R: usize>(
 /// `own[r] = Σ weights[r][key] · value` over `keys` (places in the tile), ascending, one chain per feature.
 ///
 /// Runs over keys that some row of the pass sees: for a row that does not see a key the weight is 0 and the key is a
-/// later one of the same sequence, finite by `store_f16`.
+/// later one of the same sequence, finite by how pages are written.
 #[inline(always)]
-unsafe fn weighted_values<V: Simd, const R: usize>(
+unsafe fn weighted_values<V: Simd, const WIDE: bool, const R: usize>(
     pages: &Blocks<'_>,
     stride: usize,
     keys: &Range<usize>,
@@ -173,24 +197,25 @@ unsafe fn weighted_values<V: Simd, const R: usize>(
     coming: Option<&Blocks<'_>>,
     own: &mut [f32],
 ) {
-    assert!(own.len() >= R * stride && pages.iter().all(|p| p.len() == stride * BLOCK_TOKENS));
+    let len = stride * BLOCK_TOKENS * words(WIDE);
+    assert!(own.len() >= R * stride && pages.iter().all(|p| p.len() == len));
     let mut d = 0;
     // SAFETY: the features lie inside a padded row; the instruction set is the caller's duty.
     unsafe {
         while R == 1 && d + 8 * LANES <= stride {
-            value_columns::<V, R, 8>(pages, stride, keys, weights, coming, own, d);
+            value_columns::<V, WIDE, R, 8>(pages, stride, keys, weights, coming, own, d);
             d += 8 * LANES;
         }
         while R <= 2 && d + 4 * LANES <= stride {
-            value_columns::<V, R, 4>(pages, stride, keys, weights, coming, own, d);
+            value_columns::<V, WIDE, R, 4>(pages, stride, keys, weights, coming, own, d);
             d += 4 * LANES;
         }
         while d + 2 * LANES <= stride {
-            value_columns::<V, R, 2>(pages, stride, keys, weights, coming, own, d);
+            value_columns::<V, WIDE, R, 2>(pages, stride, keys, weights, coming, own, d);
             d += 2 * LANES;
         }
         while d < stride {
-            value_columns::<V, R, 1>(pages, stride, keys, weights, coming, own, d);
+            value_columns::<V, WIDE, R, 1>(pages, stride, keys, weights, coming, own, d);
             d += LANES;
         }
     }
@@ -198,7 +223,7 @@ unsafe fn weighted_values<V: Simd, const R: usize>(
 
 /// Features `d..d + 8 W` of [`weighted_values`].
 #[inline(always)]
-unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
+unsafe fn value_columns<V: Simd, const WIDE: bool, const R: usize, const W: usize>(
     pages: &Blocks<'_>,
     stride: usize,
     keys: &Range<usize>,
@@ -207,7 +232,7 @@ unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
     own: &mut [f32],
     d: usize,
 ) {
-    // SAFETY: pages have 16 rows of `stride` halves, `own` has R rows of `stride`, and `d + 8 W` is at most `stride`. What is
+    // SAFETY: pages have 16 rows of `stride` elements, `own` has R rows of `stride`, and `d + 8 W` is at most `stride`. What is
     // fetched need not be readable.
     unsafe {
         let mut acc = [[V::splat(0.0); W]; R];
@@ -223,9 +248,9 @@ unsafe fn value_columns<V: Simd, const R: usize, const W: usize>(
             let page = pages[block].as_ptr();
             let end = keys.end.min((block + 1) * BLOCK_TOKENS);
             for key in keys.start.max(block * BLOCK_TOKENS)..end {
-                let p = page.add(key % BLOCK_TOKENS * stride + d).cast::<u8>();
+                let at = key % BLOCK_TOKENS * stride + d;
                 let values: [V::F32; W] =
-                    std::array::from_fn(|i| V::load_f16(p.add(i * 2 * LANES)));
+                    std::array::from_fn(|i| load::<V, WIDE>(page, at + i * LANES));
                 for r in 0..R {
                     let weight = V::splat(*weights[r].get_unchecked(key));
                     for i in 0..W {

@@ -1,6 +1,6 @@
 //! Cache pages of one layer, and writing keys and values into them.
 //!
-//! Pages are half precision on the CPU. Keys of a block are stored feature by feature (`[block, head, key_dim, 16]`), so
+//! Pages are half precision, or single where results are compared with references ([`KvElement`]). Keys of a block are stored feature by feature (`[block, head, key_dim, 16]`), so
 //! that one vector holds one feature of eight keys and a score never crosses lanes; values token by token
 //! (`[block, head, 16, value_dim]`, `value_dim` padded to the vector width with zeros).
 
@@ -9,10 +9,10 @@ mod pages;
 
 use crate::ops::{Context, Tensor};
 use crate::threads::Disjoint;
-pub use pages::{BLOCK_TOKENS, PageShape, PageStore, Pages, PagesMut};
+pub use pages::{BLOCK_TOKENS, KvElement, PageShape, PageStore, Pages, PagesMut};
 
 /// Writes row i of `k` `[tokens, kv_heads * key_dim]` and `v` `[tokens, kv_heads * value_dim]` to slot `slots[i]`
-/// (block × 16 + place in the block). Values beyond half precision saturate.
+/// (block × 16 + place in the block). Values beyond what a page can hold saturate.
 ///
 /// Slots must be distinct. Panics when shapes or slots do not fit the pages.
 pub fn kv_write(ctx: &Context, mut pages: PagesMut<'_>, k: &Tensor, v: &Tensor, slots: &[usize]) {
@@ -34,7 +34,7 @@ pub fn kv_write(ctx: &Context, mut pages: PagesMut<'_>, k: &Tensor, v: &Tensor, 
         "a slot outside {pages:?}"
     );
     let place = pages.place();
-    let halves = Disjoint::new(pages.halves_mut());
+    let words = Disjoint::new(pages.words_mut());
     // Tasks take heads, not tokens: tokens of one block share its cache lines.
     ctx.for_row_ranges(
         shape.kv_heads,
@@ -48,20 +48,21 @@ pub fn kv_write(ctx: &Context, mut pages: PagesMut<'_>, k: &Tensor, v: &Tensor, 
                     #[allow(unsafe_code)]
                     let (keys, values) = unsafe {
                         (
-                            halves.part(keys.start, keys.len()),
-                            halves.part(values.start, values.len()),
+                            words.part(keys.start, keys.len()),
+                            words.part(values.start, values.len()),
                         )
                     };
                     cpu::write_key(
                         ctx.level(),
+                        shape.element,
                         &k.row(i)[head * shape.key_dim..][..shape.key_dim],
                         token,
                         keys,
                     );
-                    let row =
-                        &mut values[token * shape.padded_value_dim()..][..shape.padded_value_dim()];
+                    let row = &mut values[token * shape.value_stride()..][..shape.value_stride()];
                     cpu::write_value(
                         ctx.level(),
+                        shape.element,
                         &v.row(i)[head * shape.value_dim..][..shape.value_dim],
                         row,
                     );
@@ -83,6 +84,7 @@ mod tests {
             kv_heads: 2,
             key_dim: 12,
             value_dim: 10,
+            element: KvElement::F16,
         };
         let (k, v) = (random(1, 3 * 24), random(2, 3 * 20));
         for ctx in contexts() {
@@ -117,11 +119,45 @@ mod tests {
     }
 
     #[test]
+    fn single_precision_is_kept_whole_and_stays_finite() {
+        let shape = PageShape {
+            kv_heads: 2,
+            key_dim: 3,
+            value_dim: 9,
+            element: KvElement::F32,
+        };
+        let float = |words: &[u16], at: usize| {
+            let [a, b] = [words[2 * at], words[2 * at + 1]].map(u16::to_ne_bytes);
+            f32::from_ne_bytes([a[0], a[1], b[0], b[1]])
+        };
+        let (mut k, v) = (random(1, 6), random(2, 18));
+        k[5] = f32::NEG_INFINITY;
+        for ctx in contexts() {
+            let mut pages = PageStore::new(&[shape], 2);
+            let (keys, values) = (ctx.tensor(1, 6, &k), ctx.tensor(1, 18, &v));
+            kv_write(&ctx, pages.pages_mut(0), &keys, &values, &[21]);
+            let (keys, values) = (
+                pages.pages(0).key_block(1, 1),
+                pages.pages(0).value_block(1, 1),
+            );
+            for d in 0..2 {
+                assert_eq!(float(keys, d * 16 + 5), k[3 + d]);
+            }
+            assert_eq!(float(keys, 2 * 16 + 5), -f32::MAX);
+            for d in 0..9 {
+                assert_eq!(float(values, 5 * 16 + d), v[9 + d]);
+            }
+            assert_eq!(float(values, 5 * 16 + 9), 0.0);
+        }
+    }
+
+    #[test]
     fn values_beyond_half_precision_saturate_and_nan_stays() {
         let shape = PageShape {
             kv_heads: 1,
             key_dim: 3,
             value_dim: 3,
+            element: KvElement::F16,
         };
         for ctx in contexts() {
             let mut pages = PageStore::new(&[shape], 1);
@@ -144,6 +180,7 @@ mod tests {
             kv_heads: 1,
             key_dim: 8,
             value_dim: 8,
+            element: KvElement::F16,
         };
         let ctx = contexts().remove(0);
         let x = ctx.tensor(1, 8, &[0.0; 8]);

@@ -12,6 +12,26 @@ use crate::ops::simd::LANES;
 /// Tokens per block of the KV cache.
 pub const BLOCK_TOKENS: usize = 16;
 
+/// How an element of a page is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvElement {
+    /// Half precision: what attention reads at full speed.
+    #[default]
+    F16,
+    /// Single precision, for what is compared with references.
+    F32,
+}
+
+impl KvElement {
+    /// 16-bit words of an element.
+    pub(in crate::ops) const fn words(self) -> usize {
+        match self {
+            Self::F16 => 1,
+            Self::F32 => 2,
+        }
+    }
+}
+
 /// Geometry of one layer's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageShape {
@@ -21,35 +41,37 @@ pub struct PageShape {
     pub key_dim: usize,
     /// Elements of a value.
     pub value_dim: usize,
+    /// How elements are stored.
+    pub element: KvElement,
 }
 
 impl PageShape {
-    /// Elements from one token's value to the next one's: whole vectors.
-    pub(super) fn padded_value_dim(&self) -> usize {
-        self.value_dim.next_multiple_of(LANES)
+    /// Words from one token's value to the next one's: whole vectors.
+    pub(super) fn value_stride(&self) -> usize {
+        self.value_dim.next_multiple_of(LANES) * self.element.words()
     }
 
-    /// Halves of one head's keys in a block.
+    /// Words of one head's keys in a block.
     fn key_size(&self) -> usize {
-        self.key_dim * BLOCK_TOKENS
+        self.key_dim * BLOCK_TOKENS * self.element.words()
     }
 
-    /// Halves of one head's values in a block.
+    /// Words of one head's values in a block.
     fn value_size(&self) -> usize {
-        self.padded_value_dim() * BLOCK_TOKENS
+        self.value_stride() * BLOCK_TOKENS
     }
 
-    fn block_elements(&self) -> usize {
+    fn block_words(&self) -> usize {
         self.kv_heads * (self.key_size() + self.value_size())
     }
 
     /// Bytes of one block of one layer.
     pub fn block_bytes(&self) -> usize {
-        self.block_elements() * size_of::<u16>()
+        self.block_words() * size_of::<u16>()
     }
 }
 
-/// One layer's place in the buffer, in halves.
+/// One layer's place in the buffer, in 16-bit words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     shape: PageShape,
@@ -96,7 +118,7 @@ impl fmt::Debug for PageStore {
 impl PageStore {
     /// Zeroed pages. The system commits their memory when they are first written.
     pub fn new(shapes: &[PageShape], num_blocks: usize) -> Self {
-        let stride = shapes.iter().map(PageShape::block_elements).sum();
+        let stride = shapes.iter().map(PageShape::block_words).sum();
         let mut offset = 0;
         let place = |&shape: &PageShape| {
             let place = Place {
@@ -104,7 +126,7 @@ impl PageStore {
                 offset,
                 stride,
             };
-            offset += shape.block_elements();
+            offset += shape.block_words();
             place
         };
         Self {
@@ -119,7 +141,7 @@ impl PageStore {
         Pages {
             place: self.places[layer],
             num_blocks: self.num_blocks,
-            halves: self.buffer.halves(),
+            words: self.buffer.halves(),
         }
     }
 
@@ -128,7 +150,7 @@ impl PageStore {
         PagesMut {
             place: self.places[layer],
             num_blocks: self.num_blocks,
-            halves: self.buffer.halves_mut(),
+            words: self.buffer.halves_mut(),
         }
     }
 }
@@ -138,7 +160,7 @@ impl PageStore {
 pub struct Pages<'a> {
     place: Place,
     num_blocks: usize,
-    halves: &'a [u16],
+    words: &'a [u16],
 }
 
 impl fmt::Debug for Pages<'_> {
@@ -160,12 +182,12 @@ impl<'a> Pages<'a> {
 
     /// Keys of one head of one block: `[key_dim, 16]`.
     pub(in crate::ops) fn key_block(&self, block: usize, head: usize) -> &'a [u16] {
-        &self.halves[self.place.keys(block, head)]
+        &self.words[self.place.keys(block, head)]
     }
 
     /// Values of one head of one block: `[16, padded value_dim]`.
     pub(in crate::ops) fn value_block(&self, block: usize, head: usize) -> &'a [u16] {
-        &self.halves[self.place.values(block, head)]
+        &self.words[self.place.values(block, head)]
     }
 }
 
@@ -173,7 +195,7 @@ impl<'a> Pages<'a> {
 pub struct PagesMut<'a> {
     place: Place,
     num_blocks: usize,
-    halves: &'a mut [u16],
+    words: &'a mut [u16],
 }
 
 impl fmt::Debug for PagesMut<'_> {
@@ -203,8 +225,8 @@ impl PagesMut<'_> {
     }
 
     /// The pages of all layers; only those of [`Self::place`] are this one's.
-    pub(super) fn halves_mut(&mut self) -> &mut [u16] {
-        self.halves
+    pub(super) fn words_mut(&mut self) -> &mut [u16] {
+        self.words
     }
 }
 
@@ -213,15 +235,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_half_belongs_to_one_layer_block_and_head() {
+    fn every_word_belongs_to_one_layer_block_and_head() {
         let shape = |kv_heads, key_dim, value_dim| PageShape {
             kv_heads,
             key_dim,
             value_dim,
+            element: if key_dim == 4 {
+                KvElement::F32
+            } else {
+                KvElement::F16
+            },
         };
         let shapes = [shape(2, 12, 10), shape(1, 4, 8), shape(3, 8, 16)];
         let store = PageStore::new(&shapes, 3);
-        let total: usize = shapes.iter().map(PageShape::block_elements).sum();
+        let total: usize = shapes.iter().map(PageShape::block_words).sum();
         let mut owners = vec![0; 3 * total];
         for (layer, shape) in shapes.iter().enumerate() {
             let place = store.pages(layer).place;
