@@ -85,6 +85,7 @@ fn codes(names: &[&str]) -> String {
 
 fn tiny(row: &Architecture) -> &'static str {
     match (row.gguf.is_empty(), row.tiny_gguf) {
+        (false, false) if row.hf.is_empty() => "–",
         (false, true) => "safetensors, GGUF",
         _ => "safetensors",
     }
