@@ -81,7 +81,7 @@ keys! {
     /// Multiplies logits.
     LOGITS_MULTIPLIER = ["logit_scale"], Some("logit_scale");
     /// Layers behind the last that predict further tokens.
-    NUM_PREDICT_LAYERS = ["num_nextn_predict_layers"], Some("nextn_predict_layers");
+    NUM_PREDICT_LAYERS = ["num_nextn_predict_layers", "num_mtp_layers"], Some("nextn_predict_layers");
     /// Every n-th layer has attention, the others have the gated delta rule.
     FULL_ATTENTION_INTERVAL = ["full_attention_interval"], Some("full_attention_interval");
     /// Heads of keys of the delta rule.

@@ -2,7 +2,8 @@
 //!
 //! With the latent c of a token a head's key is `[B c, r]` (B makes keys, r is the rotated part that all heads share) and its value
 //! is `V c`. The score of a query `[q, s]` is `q·(B c) + s·r = (Bᵀ q)·c + s·r`, and the weighted sum of values is V times the weighted
-//! sum of latents. So the cache holds c and r alone, whatever the number of heads, and nothing is made of cached latents again.
+//! sum of latents. So the cache holds `[c, r]` as the key and c as the value of one head, whatever the number of query heads, and
+//! nothing is made of cached latents again.
 //! Source: DeepSeek-AI 2024, <https://arxiv.org/abs/2405.04434>, section 2.1.
 
 use super::{Norm, Step};

@@ -106,11 +106,19 @@ impl Reader<'_> {
 
     fn scoring(&self, rule: &MoeRule) -> Result<Scoring> {
         let Source::Gguf { metadata, prefix } = &self.source else {
-            return Ok(rule.scoring);
+            let own = self.hf("scoring_func").and_then(Value::as_str);
+            return match (own, rule.scoring) {
+                (None, _)
+                | (Some("softmax"), Scoring::Softmax)
+                | (Some("sigmoid"), Scoring::Sigmoid) => Ok(rule.scoring),
+                (Some(other), _) => Err(self.unknown_choice("scoring_func", other)),
+            };
         };
         let key = format!("{prefix}.expert_gating_func");
         // The numbers of llama.cpp's `llama_expert_gating_func_type`.
         match metadata.find_f64(&key)?.map(|number| number as i64) {
+            // Where a file does not say it, corrections do: they are of the families whose scores are sigmoids.
+            None | Some(0) if self.has_optional_correction(rule) => Ok(Scoring::Sigmoid),
             None | Some(0) => Ok(rule.scoring),
             Some(1) => Ok(Scoring::Softmax),
             Some(2) => Ok(Scoring::Sigmoid),
@@ -125,11 +133,19 @@ impl Reader<'_> {
         match rule.correction {
             BiasPresence::Required => true,
             BiasPresence::Absent => false,
-            BiasPresence::Optional => {
-                let mut tensors = self.weights.tensors().iter();
-                tensors.any(|t| t.name.ends_with(".exp_probs_b.bias"))
-            }
+            BiasPresence::Optional => self.has_optional_correction(rule),
         }
+    }
+
+    fn has_optional_correction(&self, rule: &MoeRule) -> bool {
+        let mut tensors = self.weights.tensors().iter();
+        rule.correction == BiasPresence::Optional
+            && tensors.any(|t| t.name.ends_with(".exp_probs_b.bias"))
+    }
+
+    fn unknown_choice(&self, key: &str, found: &str) -> Error {
+        let name = self.arch.name;
+        Error::unsupported(format!("`{key}` `{found}` is not supported for {name}"))
     }
 
     fn groups(&self, rule: &MoeRule, scoring: Scoring) -> Result<Option<ExpertGroups>> {
@@ -139,11 +155,12 @@ impl Reader<'_> {
             Some(GroupRule::ByScoring) if scoring == Scoring::Sigmoid => GroupScore::TwoBest,
             Some(GroupRule::ByScoring) => GroupScore::Best,
             Some(GroupRule::Method(method, score)) => {
-                let own = self.hf("topk_method").and_then(Value::as_str);
-                if self.is_hf() && own != Some(method) {
-                    return Ok(None);
+                // As for the class, which knows these two.
+                match self.hf("topk_method").and_then(Value::as_str) {
+                    None | Some("greedy") => return Ok(None),
+                    Some(own) if own == method => score,
+                    Some(other) => return Err(self.unknown_choice("topk_method", other)),
                 }
-                score
             }
         };
         let count = self.find_count(&keys::EXPERT_GROUPS)?.unwrap_or(1);

@@ -103,6 +103,7 @@ pub(in crate::model::arch) const DEEPSEEK_V3: Architecture = Architecture {
         ("topk_group", 4.0),
         ("first_k_dense_replace", 3.0),
         ("routed_scaling_factor", 2.5),
+        ("num_nextn_predict_layers", 1.0),
     ],
     ..DEEPSEEK_V2
 };
@@ -113,7 +114,6 @@ pub(in crate::model::arch) const DEEPSEEK_GGUF: Architecture = Architecture {
     hf: &[],
     model_types: &[],
     gguf: &["deepseek2"],
-    tiny_gguf: false,
     examples: "the same",
     biases: NO_BIAS,
     moe: Some(MoeRule {
