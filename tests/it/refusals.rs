@@ -138,7 +138,10 @@ fn a_layer_that_predicts_further_tokens_is_not_read_where_the_class_has_one() {
         .insert("model.layers.2.enorm.weight".to_owned(), nan);
     // The file says that there is none.
     let refusal = copy.refusal();
-    assert!(refusal.contains("`model.layers.2.enorm.weight`"), "{refusal}");
+    assert!(
+        refusal.contains("`model.layers.2.enorm.weight`"),
+        "{refusal}"
+    );
     let config = copy.config.as_object_mut().unwrap();
     config.remove("num_nextn_predict_layers");
     copy.load().unwrap();
