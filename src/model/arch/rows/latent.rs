@@ -71,7 +71,7 @@ pub(in crate::model::arch) const DEEPSEEK_V3: Architecture = Architecture {
     name: "DeepSeek V3",
     hf: &["DeepseekV3ForCausalLM"],
     model_types: &["deepseek_v3"],
-    examples: "DeepSeek V3, V3.1, R1; Moonlight, Kimi K2",
+    examples: "DeepSeek V3, V3.1, R1 where they are BF16; Kanana 2 30B A3B, GigaChat 3 10B A1.8B",
     interleave_switch: Some("rope_interleave"),
     biases: ATTENTION_BIAS,
     moe: Some(MoeRule {
@@ -114,7 +114,7 @@ pub(in crate::model::arch) const DEEPSEEK_GGUF: Architecture = Architecture {
     hf: &[],
     model_types: &[],
     gguf: &["deepseek2"],
-    examples: "the same",
+    examples: "DeepSeek V2, V2 Lite, V2.5, V3, V3.1, R1; DeepSeek Coder V2",
     biases: NO_BIAS,
     moe: Some(MoeRule {
         normalize: Normalize::Configured {
