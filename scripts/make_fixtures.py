@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from fixtures import containers, experts, reference, weights
+from fixtures import containers, experts, latent, reference, weights
 from fixtures.cases import CASES, SAFETENSORS
 from fixtures.vocabulary import Vocabulary
 
@@ -66,6 +66,15 @@ def tensors_of(case, config, vocabulary, seed):
                 data, rows = weights.packed(seed, name, experts.rows_first(case.family, values), kind)
                 stored[name], meaning[name] = (data, kind), experts.rows_first(case.family, rows)
                 continue
+        elif latent.is_split(case, name):
+            parts = []
+            for own, part in zip(latent.part_names(name), latent.split(config, values)):
+                kind = containers.matrix_type(case, containers.gguf_name(own, case.family))
+                data, rows = weights.packed(seed, own, part, kind)
+                stored[own] = (data, kind)
+                parts.append(rows)
+            meaning[name] = latent.join(*parts)
+            continue
         elif case.container == "gguf":
             small = len(shape) == 1 or experts.is_small(name)
             kind = "F32" if small else containers.matrix_type(case, containers.gguf_name(name, case.family))
@@ -147,7 +156,8 @@ def make(case, out, made):
     if case.container == "gguf":
         types = containers.write_gguf(folder / "model.gguf", case, stored, vocabulary, config)
     else:
-        containers.write_safetensors(folder, case, stored, vocabulary, case.dtype)
+        beyond = latent.predicting_layer(config) if case.predicts else {}
+        containers.write_safetensors(folder, case, stored | beyond, vocabulary, case.dtype)
         packed = [kind for _, kind in (values for values in stored.values() if isinstance(values, tuple))]
         types = {case.dtype: len(stored) - len(packed), **{kind: packed.count(kind) for kind in packed}}
     write_expected(folder, case, types, vocabulary, found)

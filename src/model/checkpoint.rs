@@ -213,6 +213,23 @@ impl<'a> Checkpoint<'a> {
         })
     }
 
+    /// The same in a tensor `[count * rows, cols]`.
+    pub fn stacked_rows(
+        &mut self,
+        name: &str,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Stacked> {
+        let view = self.checked(name, &[count * rows, cols])?;
+        Ok(Stacked {
+            view,
+            count,
+            rows,
+            cols,
+        })
+    }
+
     /// The vector of `size` elements called `name`.
     pub fn vector(&mut self, name: &str, size: usize) -> Result<Vec<f32>> {
         self.floats(name, &[size])

@@ -67,6 +67,8 @@ pub struct LayerConfig {
 pub enum MixerConfig {
     /// Softmax attention.
     Attention(AttentionConfig),
+    /// Softmax attention over latents.
+    Mla(MlaConfig),
     /// The gated delta rule.
     DeltaNet(DeltaNetConfig),
     /// The gated short convolution.
@@ -117,6 +119,35 @@ pub struct AttentionConfig {
     pub output_gate: bool,
     /// Whose keys and values are read.
     pub kv: KvSource,
+}
+
+/// Multi-head latent attention (DeepSeek V2). Keys and values of all heads are made of one latent vector per token; it is what the
+/// cache holds, beside one rotated key that all heads share. What makes keys of latents is applied to queries instead, and
+/// what makes values to what the attention gives: all query heads see one key/value head.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MlaConfig {
+    /// Query heads.
+    pub heads: usize,
+    /// Elements of the latent that queries are made of; `None`: they are made of the residual stream.
+    pub query_rank: Option<usize>,
+    /// Elements of the latent that keys and values are made of.
+    pub kv_rank: usize,
+    /// Elements of a query and a key that are not rotated.
+    pub nope_dim: usize,
+    /// Elements behind them that are.
+    pub rope_dim: usize,
+    /// Elements of a head's value.
+    pub value_dim: usize,
+    /// Norm of the latents.
+    pub latent_norm: NormConfig,
+    /// Biases on what makes the latents.
+    pub latent_bias: BiasPresence,
+    /// Bias on the output.
+    pub o_bias: BiasPresence,
+    /// Which of [`ModelConfig::ropes`] rotates.
+    pub rope: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
 }
 
 /// The gated delta rule behind a short convolution.
@@ -303,16 +334,6 @@ impl NormPlacement {
     }
 }
 
-impl LayerConfig {
-    /// Its attention, when that is its mixer.
-    pub fn attention(&self) -> Option<&AttentionConfig> {
-        match &self.mixer {
-            MixerConfig::Attention(attention) => Some(attention),
-            MixerConfig::DeltaNet(_) | MixerConfig::ShortConv(_) => None,
-        }
-    }
-}
-
 impl AttentionConfig {
     /// Features of the query projection.
     pub fn query_features(&self) -> usize {
@@ -330,11 +351,62 @@ impl AttentionConfig {
     }
 }
 
+impl MlaConfig {
+    /// Elements of a query before it is brought into the space of latents.
+    pub fn query_dim(&self) -> usize {
+        self.nope_dim + self.rope_dim
+    }
+
+    /// Geometry of its pages: the latent and the rotated key are the key, the latent is the value.
+    pub fn page_shape(&self) -> PageShape {
+        PageShape {
+            kv_heads: 1,
+            key_dim: self.kv_rank + self.rope_dim,
+            value_dim: self.kv_rank,
+        }
+    }
+}
+
 impl MixerConfig {
+    /// Whose keys and values it reads, when it reads any.
+    fn kv_source(&self) -> Option<KvSource> {
+        match self {
+            Self::Attention(c) => Some(c.kv),
+            Self::Mla(_) => Some(KvSource::Own),
+            Self::DeltaNet(_) | Self::ShortConv(_) => None,
+        }
+    }
+
+    /// Geometry of its own pages.
+    fn page_shape(&self) -> Option<PageShape> {
+        match self {
+            Self::Attention(c) => c.page_shape(),
+            Self::Mla(c) => Some(c.page_shape()),
+            Self::DeltaNet(_) | Self::ShortConv(_) => None,
+        }
+    }
+
+    /// Elements of keys and values that a token behind `depth` others reads.
+    pub fn cache_elements(&self, depth: usize) -> usize {
+        let (shape, seen) = match self {
+            Self::Attention(c) => {
+                let shape = PageShape {
+                    kv_heads: c.kv_heads,
+                    key_dim: c.key_dim,
+                    value_dim: c.value_dim,
+                };
+                (shape, c.window.map_or(depth, |window| window.min(depth)))
+            }
+            Self::Mla(c) => (c.page_shape(), depth),
+            Self::DeltaNet(_) | Self::ShortConv(_) => return 0,
+        };
+        shape.kv_heads * (shape.key_dim + shape.value_dim) * seen
+    }
+
     /// Floats of each recurrent state of a sequence.
     pub fn state_lens(&self) -> Vec<usize> {
         match self {
-            Self::Attention(_) => Vec::new(),
+            Self::Attention(_) | Self::Mla(_) => Vec::new(),
             Self::DeltaNet(c) => vec![
                 ShortConv::state_len(c.shape.qkv_dim(), c.conv_kernel),
                 c.shape.state_len(),
@@ -353,6 +425,12 @@ impl MixerConfig {
                     0
                 };
                 c.query_features() + heads_out + c.kv_heads * (c.key_dim + c.value_dim)
+            }
+            Self::Mla(c) => {
+                // Queries in the space of latents and what the attention gives, or one of them twice.
+                let pages = c.page_shape();
+                let latents = pages.key_dim + pages.value_dim;
+                c.heads * (latents + c.query_dim() + c.value_dim) + 2 * latents
             }
             Self::DeltaNet(c) => {
                 let values = c.shape.value_heads * c.shape.value_dim;
@@ -404,7 +482,7 @@ impl ModelConfig {
 
     /// Which of [`CacheShape::pages`] the attention of `layer` reads; `None` for a layer without attention.
     pub fn pages_of(&self, layer: usize) -> Option<usize> {
-        let owner = match self.layers[layer].attention()?.kv {
+        let owner = match self.layers[layer].mixer.kv_source()? {
             KvSource::Own => layer,
             KvSource::Layer(other) => other,
         };
@@ -413,5 +491,5 @@ impl ModelConfig {
 }
 
 fn own_pages(layer: &LayerConfig) -> Option<PageShape> {
-    layer.attention().and_then(AttentionConfig::page_shape)
+    layer.mixer.page_shape()
 }

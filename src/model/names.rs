@@ -22,6 +22,19 @@ pub enum Part {
     O,
     QNorm,
     KNorm,
+    /// Makes the latent of queries.
+    QA,
+    QANorm,
+    /// Makes queries of it.
+    QB,
+    /// Makes the latent of keys and values, and behind it the rotated part of keys.
+    KvA,
+    KvANorm,
+    /// Per head: rows that make the other part of a key of the latent, then rows that make a value.
+    KvB,
+    /// The two by themselves, one matrix per head; the first the other way round.
+    KB,
+    VB,
     /// Behind the mixer, before the residual is added.
     PostAttnNorm,
     /// Before the feed-forward part.
@@ -101,6 +114,14 @@ const USUAL: &[PartNames] = &[
     named(Part::O, "self_attn.o_proj", "attn_output"),
     named(Part::QNorm, "self_attn.q_norm", "attn_q_norm"),
     named(Part::KNorm, "self_attn.k_norm", "attn_k_norm"),
+    named(Part::QA, "self_attn.q_a_proj", "attn_q_a"),
+    named(Part::QANorm, "self_attn.q_a_layernorm", "attn_q_a_norm"),
+    named(Part::QB, "self_attn.q_b_proj", "attn_q_b"),
+    named(Part::KvA, "self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+    named(Part::KvANorm, "self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+    named(Part::KvB, "self_attn.kv_b_proj", "attn_kv_b"),
+    named(Part::KB, "self_attn.k_b_proj", "attn_k_b"),
+    named(Part::VB, "self_attn.v_b_proj", "attn_v_b"),
     named(
         Part::PostAttnNorm,
         "post_attention_layernorm",

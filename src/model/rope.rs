@@ -72,16 +72,18 @@ pub struct Yarn {
 impl Yarn {
     /// The magnitude where a file does not state it: by the factor, or by `mscale` over `mscale_all_dim` when both are given.
     pub fn magnitude(factor: f64, scales: Option<(f64, f64)>) -> f64 {
-        let of = |scale: f64| {
-            if factor <= 1.0 {
-                1.0
-            } else {
-                0.1 * scale * libm::log(factor) + 1.0
-            }
-        };
         match scales {
-            Some((own, all_dim)) => of(own) / of(all_dim),
-            None => of(1.0),
+            Some((own, all_dim)) => Self::mscale(factor, own) / Self::mscale(factor, all_dim),
+            None => Self::mscale(factor, 1.0),
+        }
+    }
+
+    /// How much flatter attention becomes when a context is stretched by `factor`, by the root that keys and queries each get.
+    pub fn mscale(factor: f64, scale: f64) -> f64 {
+        if factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * scale * libm::log(factor) + 1.0
         }
     }
 

@@ -234,7 +234,7 @@ impl Experts {
 
 /// Row `rows[place]` of `x` times the matrices of the expert that has the place, for every place: `[places, stack.rows]` for each of the
 /// stacks, biases added.
-fn multiply(
+pub(super) fn multiply(
     ctx: &Context,
     x: &Tensor,
     rows: &[u32],

@@ -21,6 +21,7 @@
 //! | [`activate`] | activation functions without a gate |
 //! | [`encoder_attention`] | softmax(q·k)·v within each sequence of a batch, without mask or cache |
 //! | [`pool`] | one vector of a sequence's rows |
+//! | [`heads`] | heads by themselves, and parts of heads put together |
 //! | [`elementwise`] | add, multiply, scale, clamp, gate, soft cap |
 //!
 //! [`ceilings`] measures what the machine can do at most.
@@ -39,6 +40,7 @@ pub mod elementwise;
 pub mod embed;
 pub mod encoder_attention;
 pub mod gated_act;
+pub mod heads;
 pub mod kv_write;
 pub mod layer_norm;
 pub mod matmul;

@@ -71,6 +71,8 @@ fn fixture(name: &str) -> PathBuf {
 #[test]
 fn a_copy_that_nobody_spoilt_loads() {
     for name in [
+        "deepseek_v2_direct",
+        "deepseek_v3_halves",
         "mistral_window",
         "granite_scales",
         "cohere2_parallel",
@@ -126,6 +128,23 @@ fn an_extra_tensor_is_named_and_a_tower_is_not_read() {
         refusal.contains("1 tensors that a Mistral model does not use, such as `model.layers.1.self_attn.q_proj.bias`"),
         "{refusal}"
     );
+}
+
+#[test]
+fn a_layer_that_predicts_further_tokens_is_not_read_where_the_class_has_one() {
+    let mut copy = Copy::of("deepseek_v3_halves");
+    let nan = (Dtype::F32, vec![1], f32::NAN.to_le_bytes().to_vec());
+    copy.tensors
+        .insert("model.layers.2.enorm.weight".to_owned(), nan);
+    // The file says that there is none.
+    let refusal = copy.refusal();
+    assert!(
+        refusal.contains("`model.layers.2.enorm.weight`"),
+        "{refusal}"
+    );
+    let config = copy.config.as_object_mut().unwrap();
+    config.remove("num_nextn_predict_layers");
+    copy.load().unwrap();
 }
 
 #[test]
@@ -205,7 +224,7 @@ fn weighing_finds_wrong_tensors_before_anything_is_read() {
 
 #[test]
 fn a_description_that_this_build_cannot_follow_is_refused_with_its_field() {
-    let spoilt: [(&str, &str, Value, &str); 8] = [
+    let spoilt: [(&str, &str, Value, &str); 12] = [
         (
             "mistral_window",
             "architectures",
@@ -253,6 +272,30 @@ fn a_description_that_this_build_cannot_follow_is_refused_with_its_field() {
             "layer_types",
             serde_json::json!(["full_attention", "full_attention", "linear_attention"]),
             "layer type \"linear_attention\"",
+        ),
+        (
+            "deepseek_v2_groups",
+            "topk_method",
+            "noaux_tc".into(),
+            "`topk_method` `noaux_tc` is not supported for DeepSeek V2",
+        ),
+        (
+            "deepseek_v3_halves",
+            "scoring_func",
+            "softmax".into(),
+            "`scoring_func` `softmax` is not supported for DeepSeek V3",
+        ),
+        (
+            "deepseek_v3_halves",
+            "num_key_value_heads",
+            1.into(),
+            "1 key/value heads beside 2 query heads",
+        ),
+        (
+            "deepseek_v2_direct",
+            "rope_scaling",
+            serde_json::json!({"type": "yarn", "mscale_all_dim": 0.7}),
+            "has `mscale_all_dim` and no number `factor`",
         ),
     ];
     for (fixture, key, value, expected) in spoilt {

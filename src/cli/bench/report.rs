@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::cli::Printer;
 use crate::cli::args::BenchArgs;
 use crate::error::Result;
-use crate::model::{LayerConfig, ModelConfig, Transformer, Work};
+use crate::model::{ModelConfig, Transformer, Work};
 use crate::ops::CpuLevel;
 use crate::ops::ceilings::Ceilings;
 use crate::units::format_size;
@@ -56,13 +56,10 @@ impl Costs {
 
     /// Bytes of keys, values and states that a token behind `depth` others reads.
     fn kv_bytes(&self, depth: usize) -> usize {
-        let layers = self.config.layers.iter().filter_map(LayerConfig::attention);
+        let layers = self.config.layers.iter();
         let states = self.config.cache_shape().slot_bytes();
         let keys_and_values: usize = layers
-            .map(|a| {
-                let keys = a.window.map_or(depth, |window| window.min(depth));
-                a.kv_heads * (a.key_dim + a.value_dim) * size_of::<u16>() * keys
-            })
+            .map(|layer| layer.mixer.cache_elements(depth) * size_of::<u16>())
             .sum();
         keys_and_values + states
     }

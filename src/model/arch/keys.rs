@@ -36,6 +36,18 @@ keys! {
     HEAD_DIM = ["head_dim"], Some("attention.key_length");
     /// Elements of a value, where it may differ.
     VALUE_DIM = ["v_head_dim"], Some("attention.value_length");
+    /// Elements of the latent that queries are made of.
+    QUERY_RANK = ["q_lora_rank"], Some("attention.q_lora_rank");
+    /// Elements of the latent that keys and values are made of.
+    KV_RANK = ["kv_lora_rank"], Some("attention.kv_lora_rank");
+    /// Elements of a key that are not rotated, beside those that are.
+    NOPE_DIM = ["qk_nope_head_dim"], None;
+    /// Elements of a key that are rotated, beside those that are not.
+    ROPE_DIM = ["qk_rope_head_dim"], Some("rope.dimension_count");
+    /// Elements of a query of latent attention (`config.json` has its parts).
+    MLA_KEY_DIM = ["qk_head_dim"], Some("attention.key_length_mla");
+    /// Elements of a value of latent attention.
+    MLA_VALUE_DIM = ["v_head_dim"], Some("attention.value_length_mla");
     /// Width of the feed-forward block.
     INTERMEDIATE_SIZE = ["intermediate_size"], Some("feed_forward_length");
     /// Longest context that the model was made for.
@@ -69,7 +81,7 @@ keys! {
     /// Multiplies logits.
     LOGITS_MULTIPLIER = ["logit_scale"], Some("logit_scale");
     /// Layers behind the last that predict further tokens.
-    NUM_PREDICT_LAYERS = ["num_nextn_predict_layers"], Some("nextn_predict_layers");
+    NUM_PREDICT_LAYERS = ["num_nextn_predict_layers", "num_mtp_layers"], Some("nextn_predict_layers");
     /// Every n-th layer has attention, the others have the gated delta rule.
     FULL_ATTENTION_INTERVAL = ["full_attention_interval"], Some("full_attention_interval");
     /// Heads of keys of the delta rule.

@@ -84,9 +84,11 @@ fn codes(names: &[&str]) -> String {
 }
 
 fn tiny(row: &Architecture) -> &'static str {
-    match (row.gguf.is_empty(), row.tiny_gguf) {
-        (false, true) => "safetensors, GGUF",
-        _ => "safetensors",
+    match (row.hf.is_empty(), row.gguf.is_empty() || !row.tiny_gguf) {
+        (false, false) => "safetensors, GGUF",
+        (false, true) => "safetensors",
+        (true, false) => "GGUF",
+        (true, true) => "–",
     }
 }
 
@@ -141,7 +143,8 @@ mod tests {
             let found = match (among(&classes, row.hf), among(&gguf, row.gguf)) {
                 (true, true) => "safetensors, GGUF",
                 (true, false) => "safetensors",
-                (false, _) => "none",
+                (false, true) => "GGUF",
+                (false, false) => "–",
             };
             assert_eq!(tiny(row), found, "{}", row.name);
         }

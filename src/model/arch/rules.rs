@@ -1,5 +1,6 @@
 //! What the rows of the architecture table can say.
 
+use crate::model::config::BiasPresence;
 use crate::ops::moe::{GroupScore, Scoring};
 
 /// Where a layer's sliding window comes from.
@@ -134,8 +135,8 @@ pub struct MoeRule {
     pub is_scaled: bool,
     /// Experts come from the best groups (`n_group`, `topk_group`), which are compared like this.
     pub groups: Option<GroupRule>,
-    /// There is a correction that is added to scores for choosing.
-    pub has_correction: bool,
+    /// A correction is added to scores for choosing.
+    pub correction: BiasPresence,
     /// Router and experts have biases.
     pub has_biases: bool,
     /// The block that every token goes through besides its experts.
@@ -149,6 +150,8 @@ pub struct MoeRule {
 pub enum Normalize {
     /// Always.
     Always,
+    /// Never.
+    Never,
     /// As `norm_topk_prob` says.
     Configured {
         /// When a `config.json` does not say it.
@@ -165,6 +168,8 @@ pub enum GroupRule {
     Always(GroupScore),
     /// When `topk_method` of the config is this.
     Method(&'static str, GroupScore),
+    /// Always: by the two best where scores are sigmoids, else by the best (GGUF files of DeepSeek).
+    ByScoring,
 }
 
 /// The block that every token goes through besides its experts.

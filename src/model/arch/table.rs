@@ -4,7 +4,7 @@
 //! the classes of the same names in the `transformers` package and, for GGUF, from llama.cpp's converter and loader.
 //! The rows stand in `rows/`, what their fields can say in `rules.rs`.
 
-use super::rows::{LLAMA, dense, experts, recurrent};
+use super::rows::{LLAMA, dense, experts, latent, recurrent};
 use super::rules::{
     AttentionScale, BiasRule, EmbeddingScale, FeedForwardWidth, LogitsScale, MoeRule, Recurrence,
     RopeLayers, WindowRule,
@@ -44,6 +44,8 @@ pub struct Architecture {
     pub norm: NormKind,
     /// Where layers have norms.
     pub norms: NormPlacement,
+    /// Attention is latent attention (DeepSeek V2).
+    pub mla: bool,
     /// Norm of q and k.
     pub qk_norm: QkNorm,
     /// A switch of `config.json` without which there is no such norm; GGUF files have the tensors or not.
@@ -74,6 +76,8 @@ pub struct Architecture {
     pub hf_pairing: Pairing,
     /// Which elements GGUF's q and k rows are ordered for.
     pub gguf_pairing: Pairing,
+    /// A switch of `config.json`: true where neighbours make a pair, false where halves do.
+    pub interleave_switch: Option<&'static str>,
     /// Windows.
     pub window: WindowRule,
     /// Layers without attention.
@@ -124,6 +128,9 @@ pub const ARCHITECTURES: &[Architecture] = &[
     experts::GPT_OSS,
     experts::GLM_4_MOE,
     experts::GRANITE_MOE,
+    latent::DEEPSEEK_V2,
+    latent::DEEPSEEK_V3,
+    latent::DEEPSEEK_GGUF,
 ];
 
 impl Architecture {

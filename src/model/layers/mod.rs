@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `norm.rs` | a norm with its weights |
 //! | `attention.rs` | softmax attention over the paged cache |
+//! | `mla.rs` | the same over latents |
 //! | `delta_net.rs` | the gated delta rule |
 //! | `short_conv.rs` | the gated short convolution |
 //! | `feed_forward.rs` | the gated block |
@@ -16,6 +17,7 @@
 mod attention;
 mod delta_net;
 mod feed_forward;
+mod mla;
 mod moe;
 mod norm;
 mod short_conv;
@@ -23,6 +25,7 @@ mod short_conv;
 pub(in crate::model) use attention::{Attention, Keys};
 pub(in crate::model) use delta_net::DeltaNet;
 pub(in crate::model) use feed_forward::Dense;
+pub(in crate::model) use mla::{Mla, Queries};
 pub(in crate::model) use moe::{Moe, Shared};
 pub(in crate::model) use norm::Norm;
 pub(in crate::model) use short_conv::ShortConv;
@@ -59,6 +62,7 @@ pub(in crate::model) struct Step<'a> {
 #[derive(Debug)]
 pub(in crate::model) enum Mixer {
     Attention(Attention),
+    Mla(Box<Mla>),
     DeltaNet(DeltaNet),
     ShortConv(ShortConv),
 }
@@ -150,6 +154,7 @@ impl Mixer {
     fn forward(&self, step: &Step<'_>, input: &Input<'_>, kv: &mut KvCache) -> Result<Tensor> {
         match self {
             Self::Attention(attention) => attention.forward(step, input, kv),
+            Self::Mla(mla) => mla.forward(step, input, kv),
             Self::DeltaNet(delta_net) => delta_net.forward(step, input, kv),
             Self::ShortConv(conv) => conv.forward(step, input, kv),
         }
@@ -158,6 +163,7 @@ impl Mixer {
     fn work(&self) -> Work {
         match self {
             Self::Attention(attention) => Work::of(attention.linears()),
+            Self::Mla(mla) => mla.work(),
             Self::DeltaNet(delta_net) => delta_net.work(),
             Self::ShortConv(conv) => Work::of(conv.linears()),
         }
@@ -166,6 +172,7 @@ impl Mixer {
     fn bytes(&self) -> usize {
         match self {
             Self::Attention(attention) => attention.bytes(),
+            Self::Mla(mla) => mla.bytes(),
             Self::DeltaNet(delta_net) => delta_net.bytes(),
             Self::ShortConv(conv) => conv.bytes(),
         }

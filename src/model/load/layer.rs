@@ -1,7 +1,7 @@
 //! One layer: its norms, and the loaders of its parts.
 
 use super::tensors::Tensors;
-use super::{attention, delta_net, feed_forward, moe, short_conv};
+use super::{attention, delta_net, feed_forward, mla, moe, short_conv};
 use crate::error::Result;
 use crate::model::config::{FeedForwardConfig, MixerConfig, ModelConfig, NormPlacement};
 use crate::model::layers::{FeedForward, Layer, LayerNorms, Mixer, Norm};
@@ -28,6 +28,7 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
             MixerConfig::Attention(own) => {
                 Mixer::Attention(attention::load(tensors, config, index, own)?)
             }
+            MixerConfig::Mla(own) => Mixer::Mla(Box::new(mla::load(tensors, config, index, own)?)),
             MixerConfig::DeltaNet(own) => {
                 Mixer::DeltaNet(delta_net::load(tensors, config, index, own)?)
             }

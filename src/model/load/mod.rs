@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `tensors.rs` | tensors by the parts of the model that they are; `model/checkpoint.rs` takes them out of the file |
 //! | `layer.rs` | one layer: its norms and which kinds of parts it has |
-//! | `attention.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs`, `moe.rs` | one kind of part each |
+//! | `attention.rs`, `mla.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs`, `moe.rs` | one kind of part each |
 //! | `experts.rs` | experts, in whatever way files store them |
 
 mod attention;
@@ -12,6 +12,7 @@ mod delta_net;
 mod experts;
 mod feed_forward;
 mod layer;
+mod mla;
 mod moe;
 mod short_conv;
 mod tensors;

@@ -5,13 +5,14 @@
 //! | file | reads |
 //! |---|---|
 //! | `source.rs` | one field, whatever the container |
-//! | `attention.rs`, `feed_forward.rs`, `moe.rs` | the parts of layers |
+//! | `attention.rs`, `mla.rs`, `feed_forward.rs`, `moe.rs` | the parts of layers |
 //! | `recurrent.rs` | which layers are recurrent, and their geometry |
 //! | `windows.rs` | which layers slide |
 //! | `rope.rs` | rotations |
 
 mod attention;
 mod feed_forward;
+mod mla;
 mod moe;
 mod recurrent;
 mod rope;
@@ -134,11 +135,33 @@ impl Reader<'_> {
 
     fn layers(&self, hidden_size: usize) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>)> {
         let num_layers = self.num_layers()?;
-        let attention = self.attention(hidden_size, num_layers)?;
+        let (ropes, mixers) = self.mixers(hidden_size, num_layers)?;
         let feed_forward = self.feed_forward(num_layers)?;
-        let ropes = self.ropes(attention.key_dim)?;
+        let layer = |(mixer, feed_forward)| LayerConfig {
+            mixer,
+            feed_forward,
+            norms: self.arch.norms,
+        };
+        Ok((
+            ropes,
+            mixers.into_iter().zip(feed_forward).map(layer).collect(),
+        ))
+    }
+
+    fn mixers(
+        &self,
+        hidden: usize,
+        num_layers: usize,
+    ) -> Result<(Vec<RopeConfig>, Vec<MixerConfig>)> {
         let rotates = self.rotating_layers(num_layers)?;
         let windows = self.windows(&rotates)?;
+        if self.arch.mla {
+            let mla = self.mla()?;
+            let ropes = self.ropes(mla.rope_dim)?;
+            return Ok((ropes, vec![MixerConfig::Mla(mla); num_layers]));
+        }
+        let attention = self.attention(hidden, num_layers)?;
+        let ropes = self.ropes(attention.key_dim)?;
         let attention = |window: Option<usize>, rotates: bool| {
             let local = self.arch.local_rope && window.is_some();
             let rotates =
@@ -149,19 +172,13 @@ impl Reader<'_> {
                 ..attention.clone()
             })
         };
-        let recurrent = self.recurrent(num_layers, hidden_size)?.into_iter();
+        let recurrent = self.recurrent(num_layers, hidden)?.into_iter();
         let mixers = windows
             .into_iter()
             .zip(rotates)
             .zip(recurrent)
             .map(|((window, rotates), own)| own.unwrap_or_else(|| attention(window, rotates)));
-        let layer = |(mixer, feed_forward)| LayerConfig {
-            mixer,
-            feed_forward,
-            norms: self.arch.norms,
-        };
-        let layers = mixers.zip(feed_forward).map(layer).collect();
-        Ok((ropes, layers))
+        Ok((ropes, mixers.collect()))
     }
 
     fn num_layers(&self) -> Result<usize> {

@@ -9,7 +9,7 @@ use crate::model::arch::keys::{self, Key};
 use crate::model::arch::rules::{ExpertKind, GroupRule, MoeRule, Normalize, SharedRule};
 use crate::model::config::{BiasPresence, MoeConfig, SharedConfig};
 use crate::ops::gated_act::Activation;
-use crate::ops::moe::{ExpertGroups, RouterRule, Scoring};
+use crate::ops::moe::{ExpertGroups, GroupScore, RouterRule, Scoring};
 
 impl Reader<'_> {
     /// The mixture of a family that has one; `None` too for a file that says it has no experts.
@@ -45,7 +45,7 @@ impl Reader<'_> {
             activation: self.expert_activation(rule)?,
             router,
             router_bias: bias,
-            has_correction: rule.has_correction,
+            has_correction: self.has_correction(rule),
             expert_bias: bias,
             kind: rule.experts,
             shared: self.shared(rule, intermediate)?,
@@ -79,6 +79,7 @@ impl Reader<'_> {
     fn router(&self, rule: &MoeRule) -> Result<RouterRule> {
         let normalize = match rule.normalize {
             Normalize::Always => true,
+            Normalize::Never => false,
             Normalize::Configured { hf, gguf } => match &self.source {
                 Source::Hf(_) => self
                     .hf("norm_topk_prob")
@@ -93,10 +94,11 @@ impl Reader<'_> {
             true => self.find_multiplier(&keys::ROUTED_SCALE)?,
             false => None,
         };
+        let scoring = self.scoring(rule)?;
         Ok(RouterRule {
-            scoring: self.scoring(rule)?,
+            scoring,
             top_k: self.size(&keys::EXPERTS_PER_TOKEN)?,
-            groups: self.groups(rule)?,
+            groups: self.groups(rule, scoring)?,
             normalize,
             scale: scale.unwrap_or(1.0) as f32,
         })
@@ -104,11 +106,19 @@ impl Reader<'_> {
 
     fn scoring(&self, rule: &MoeRule) -> Result<Scoring> {
         let Source::Gguf { metadata, prefix } = &self.source else {
-            return Ok(rule.scoring);
+            let own = self.hf("scoring_func").and_then(Value::as_str);
+            return match (own, rule.scoring) {
+                (None, _)
+                | (Some("softmax"), Scoring::Softmax)
+                | (Some("sigmoid"), Scoring::Sigmoid) => Ok(rule.scoring),
+                (Some(other), _) => Err(self.unknown_choice("scoring_func", other)),
+            };
         };
         let key = format!("{prefix}.expert_gating_func");
         // The numbers of llama.cpp's `llama_expert_gating_func_type`.
         match metadata.find_f64(&key)?.map(|number| number as i64) {
+            // Where a file does not say it, corrections do: they are of the families whose scores are sigmoids.
+            None | Some(0) if self.has_optional_correction(rule) => Ok(Scoring::Sigmoid),
             None | Some(0) => Ok(rule.scoring),
             Some(1) => Ok(Scoring::Softmax),
             Some(2) => Ok(Scoring::Sigmoid),
@@ -119,16 +129,38 @@ impl Reader<'_> {
         }
     }
 
-    fn groups(&self, rule: &MoeRule) -> Result<Option<ExpertGroups>> {
+    fn has_correction(&self, rule: &MoeRule) -> bool {
+        match rule.correction {
+            BiasPresence::Required => true,
+            BiasPresence::Absent => false,
+            BiasPresence::Optional => self.has_optional_correction(rule),
+        }
+    }
+
+    fn has_optional_correction(&self, rule: &MoeRule) -> bool {
+        let mut tensors = self.weights.tensors().iter();
+        rule.correction == BiasPresence::Optional
+            && tensors.any(|t| t.name.ends_with(".exp_probs_b.bias"))
+    }
+
+    fn unknown_choice(&self, key: &str, found: &str) -> Error {
+        let name = self.arch.name;
+        Error::unsupported(format!("`{key}` `{found}` is not supported for {name}"))
+    }
+
+    fn groups(&self, rule: &MoeRule, scoring: Scoring) -> Result<Option<ExpertGroups>> {
         let score = match rule.groups {
             None => return Ok(None),
             Some(GroupRule::Always(score)) => score,
+            Some(GroupRule::ByScoring) if scoring == Scoring::Sigmoid => GroupScore::TwoBest,
+            Some(GroupRule::ByScoring) => GroupScore::Best,
             Some(GroupRule::Method(method, score)) => {
-                let own = self.hf("topk_method").and_then(Value::as_str);
-                if self.is_hf() && own != Some(method) {
-                    return Ok(None);
+                // As for the class, which knows these two.
+                match self.hf("topk_method").and_then(Value::as_str) {
+                    None | Some("greedy") => return Ok(None),
+                    Some(own) if own == method => score,
+                    Some(other) => return Err(self.unknown_choice("topk_method", other)),
                 }
-                score
             }
         };
         let count = self.find_count(&keys::EXPERT_GROUPS)?.unwrap_or(1);

@@ -10,6 +10,7 @@ use crate::model::arch::keys::{self, Key};
 use crate::model::arch::rules::RopeLayers;
 use crate::model::config::{LongRope, RopeConfig};
 use crate::model::rope::{Context, RopeScaling, Yarn, read_scaling, scaled_frequencies};
+use crate::ops::rope::Pairing;
 
 /// The rotation of full and of sliding layers.
 #[derive(Clone, Copy)]
@@ -90,7 +91,7 @@ impl Reader<'_> {
         Ok(original as usize)
     }
 
-    fn rope_object(&self) -> Option<&Value> {
+    pub(super) fn rope_object(&self) -> Option<&Value> {
         self.hf("rope_scaling")
             .or_else(|| self.hf("rope_parameters"))
     }
@@ -142,11 +143,20 @@ impl Reader<'_> {
                 .long
                 .map(|(frequencies, above)| LongRope { frequencies, above }),
             pairing: if self.is_hf() {
-                self.arch.hf_pairing
+                self.hf_pairing()
             } else {
                 self.arch.gguf_pairing
             },
         })
+    }
+
+    fn hf_pairing(&self) -> Pairing {
+        let switch = self.arch.interleave_switch.and_then(|key| self.hf(key));
+        match switch.and_then(Value::as_bool) {
+            Some(false) => Pairing::HalfSplit,
+            Some(true) => Pairing::Interleaved,
+            None => self.arch.hf_pairing,
+        }
     }
 
     fn theta(&self, kind: Kind, parameters: Option<&Value>) -> Result<f64> {
@@ -192,8 +202,10 @@ impl Reader<'_> {
             (None | Some("none" | "linear"), None) | (Some("none"), _) => Ok(RopeScaling::None),
             (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
             (Some("yarn"), Some(factor)) => {
-                // llama.cpp's loader: the multiplier is `mscale_all_dim`, beside an `mscale` of 1.
+                // llama.cpp's loader: the multiplier is `mscale_all_dim`, beside an `mscale` of 1; beside one that is equal in
+                // models with latent attention.
                 let all_dim = number("yarn_log_multiplier")?.filter(|x| *x != 0.0);
+                let own_and_all = |all| (if self.arch.mla { all } else { 1.0 }, all);
                 Ok(RopeScaling::Yarn(Yarn {
                     factor,
                     original: context.original_in(None),
@@ -204,7 +216,7 @@ impl Reader<'_> {
                         .filter(|x| *x > 0.0)
                         .unwrap_or(1.0),
                     truncate: self.arch.gguf_yarn_truncate,
-                    magnitude: (Yarn::magnitude(factor, all_dim.map(|all| (1.0, all)))
+                    magnitude: (Yarn::magnitude(factor, all_dim.map(own_and_all))
                         * magnitude.unwrap_or(1.0)) as f32,
                 }))
             }

@@ -6,7 +6,7 @@ use crate::model::arch::rules::{
     Bias, BiasRule, ExpertKind, GroupRule, MoeRule, Normalize, SharedRule, WindowRule,
 };
 use crate::model::arch::table::Architecture;
-use crate::model::config::QkNorm;
+use crate::model::config::{BiasPresence, QkNorm};
 use crate::model::names::{Part, PartNames, named};
 use crate::ops::moe::{GroupScore, Scoring};
 use crate::ops::rope::Pairing;
@@ -16,7 +16,7 @@ pub(in crate::model::arch) const MIXTRAL_EXPERTS: MoeRule = MoeRule {
     normalize: Normalize::Always,
     is_scaled: false,
     groups: None,
-    has_correction: false,
+    correction: BiasPresence::Absent,
     has_biases: false,
     shared: SharedRule::None,
     experts: ExpertKind::Usual,
@@ -263,7 +263,7 @@ pub(in crate::model::arch) const GLM_4_MOE: Architecture = Architecture {
         },
         is_scaled: true,
         groups: Some(GroupRule::Always(GroupScore::TwoBest)),
-        has_correction: true,
+        correction: BiasPresence::Required,
         shared: SharedRule::Plain,
         ..MIXTRAL_EXPERTS
     }),

@@ -2,6 +2,7 @@
 
 pub mod dense;
 pub mod experts;
+pub mod latent;
 pub mod recurrent;
 
 use crate::model::arch::rules::{
@@ -41,6 +42,7 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
     zero_centred_norms: false,
     norm: NormKind::Rms,
     norms: NormPlacement::Before,
+    mla: false,
     qk_norm: QkNorm::None,
     qk_norm_switch: None,
     qkv_clip: false,
@@ -60,6 +62,7 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
     hf_pairing: Pairing::HalfSplit,
     // Converters reorder rows.
     gguf_pairing: Pairing::Reordered,
+    interleave_switch: None,
     window: WindowRule::None,
     recurrence: Recurrence::None,
     output_gate: false,
