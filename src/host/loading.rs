@@ -114,6 +114,8 @@ impl Host {
         let (host, model) = (Arc::clone(self), local.clone());
         let loaded = guarded(local, move || host.loader.load(&model)).await;
         let loaded = loaded.map_err(Stopped::Failed)?;
+        // Before anybody sees the model, so that no end comes between.
+        let _writer = self.writers.token();
         let (model, facts) = self.install(id, local, loaded).await?;
         tracing::info!(model = %local.id, took = %format_duration(begin.elapsed()), "loaded");
         self.observer.loaded(&local.id, &model, begin.elapsed());

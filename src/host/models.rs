@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::catalog::{Catalog, unix_seconds};
 use super::lease::{Claim, Lease};
@@ -33,6 +34,8 @@ pub struct Host {
     pub(super) changes: watch::Sender<()>,
     pub(super) closing: CancellationToken,
     keeper: Once,
+    /// Has a token of everybody who has something to write into the registry; the host does not end before they have.
+    pub(super) writers: TaskTracker,
 }
 
 /// What is locked, always for a moment only.
@@ -72,6 +75,7 @@ impl Host {
             changes: watch::Sender::new(()),
             closing: CancellationToken::new(),
             keeper: Once::new(),
+            writers: TaskTracker::new(),
         })
     }
 
@@ -180,6 +184,8 @@ impl Host {
             }
         }
         self.save_uses().await;
+        self.writers.close();
+        self.writers.wait().await;
     }
 
     async fn locate(&self, name: &str) -> Result<LocalModel> {
@@ -333,6 +339,7 @@ impl Host {
     }
 
     async fn save_uses(&self) {
+        let _writer = self.writers.token();
         let uses = {
             let mut state = self.lock();
             state.saved = Some(Instant::now());

@@ -363,6 +363,7 @@ impl MlaConfig {
             kv_heads: 1,
             key_dim: self.kv_rank + self.rope_dim,
             value_dim: self.kv_rank,
+            element: KvElement::F16,
         }
     }
 }
@@ -394,6 +395,7 @@ impl MixerConfig {
                     kv_heads: c.kv_heads,
                     key_dim: c.key_dim,
                     value_dim: c.value_dim,
+                    element: KvElement::F16,
                 };
                 (shape, c.window.map_or(depth, |window| window.min(depth)))
             }

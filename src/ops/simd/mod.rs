@@ -153,11 +153,10 @@ pub trait Simd: Copy + 'static {
     ) {
         // SAFETY: the caller's duty.
         unsafe {
-            for m in 0..M {
+            for (m, [first, second]) in accs.iter_mut().enumerate() {
                 let four = Self::splat4(x.add(m).cast());
-                for p in 0..2 {
-                    accs[m][p] = Self::acc_add(accs[m][p], weights[p], four);
-                }
+                *first = Self::acc_add(*first, weights[0], four);
+                *second = Self::acc_add(*second, weights[1], four);
             }
         }
     }
