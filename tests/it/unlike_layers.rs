@@ -6,7 +6,7 @@ use oxydllm::formats::open;
 use oxydllm::kv::BLOCK_TOKENS;
 use oxydllm::model::plan::{Wish, plan};
 use oxydllm::model::{ModelConfig, read_config};
-use oxydllm::ops::kv_write::PageShape;
+use oxydllm::ops::kv_write::{KvElement, PageShape};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -26,6 +26,7 @@ fn pages(dims: &[(usize, usize)]) -> Vec<PageShape> {
         kv_heads,
         key_dim: dim,
         value_dim: dim,
+        element: KvElement::F16,
     };
     dims.iter().map(page).collect()
 }
