@@ -63,6 +63,11 @@ impl<'a> Checkpoint<'a> {
         self.unused.contains_key(name)
     }
 
+    /// Leaves out the tensor called `name`, if the file has it; whether it does.
+    pub fn skip(&mut self, name: &str) -> bool {
+        self.unused.remove(name).is_some()
+    }
+
     /// A linear layer: `stem.weight` `[out, inn]`, and `stem.bias` `[out]` where `bias` says so.
     pub fn linear(
         &mut self,

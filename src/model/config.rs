@@ -41,6 +41,8 @@ pub struct ModelConfig {
     pub final_soft_cap: Option<f32>,
     /// The head is the embedding table; `None`: when the file has no head of its own.
     pub tied_head: Option<bool>,
+    /// What layers see of their tokens besides the residual stream.
+    pub per_layer_inputs: Option<PerLayerConfig>,
     /// Rotations in use.
     pub ropes: Vec<RopeConfig>,
     /// The layers.
@@ -60,6 +62,20 @@ pub struct LayerConfig {
     pub feed_forward: FeedForwardConfig,
     /// Where the norms are.
     pub norms: NormPlacement,
+    /// A stored factor of what the layer gives, the residual stream included.
+    pub output_scale: BiasPresence,
+}
+
+/// Inputs of layers besides the residual stream: a few features per token and layer, from a second embedding table and from
+/// a projection of the embedding. Behind its feed-forward part, `x += norm(out(act(gate(x)) * input))`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PerLayerConfig {
+    /// Features per token and layer.
+    pub size: usize,
+    /// Rows of the second embedding table.
+    pub vocab_size: usize,
+    /// Activation of the gate.
+    pub activation: Activation,
 }
 
 /// How tokens see each other; one variant per kind, each with its file in `layers/` and `load/`.
@@ -82,6 +98,8 @@ pub enum FeedForwardConfig {
     Dense(DenseConfig),
     /// The weighted sum of a few of many gated blocks.
     Moe(MoeConfig),
+    /// Both of them side by side, each between norms of its own, added.
+    Twofold(TwofoldConfig),
 }
 
 /// Softmax attention.
@@ -97,6 +115,10 @@ pub struct AttentionConfig {
     pub value_dim: usize,
     /// Norm of queries and keys, before the rotation.
     pub qk_norm: QkNorm,
+    /// Values are normed over each head, without weights.
+    pub value_norm: bool,
+    /// What values are made of.
+    pub values: ValueSource,
     /// Biases on q, k and v.
     pub qkv_bias: BiasPresence,
     /// Bias on the output.
@@ -190,6 +212,15 @@ pub enum KvSource {
     Layer(usize),
 }
 
+/// What values are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueSource {
+    /// A projection of their own.
+    Projection,
+    /// The projection of the keys, as it is before norm and rotation.
+    Keys,
+}
+
 /// Norm of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
@@ -236,12 +267,24 @@ pub struct MoeConfig {
     pub router_bias: BiasPresence,
     /// Something is added to the router's scores for choosing.
     pub has_correction: bool,
+    /// The weight of each expert is multiplied by a stored number of its own.
+    pub has_expert_scale: bool,
     /// Biases on all three matrices of every expert.
     pub expert_bias: BiasPresence,
     /// What fused experts look like in safetensors.
     pub kind: ExpertKind,
     /// The block that every token goes through besides its experts.
     pub shared: Option<SharedConfig>,
+}
+
+/// A gated block and a mixture of experts, both over the residual stream: `norm(dense(norm(x))) + norm(experts(norm(x)))`. The
+/// router sees `x` normed without weights, times a stored vector.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TwofoldConfig {
+    /// The block.
+    pub dense: DenseConfig,
+    /// The mixture.
+    pub moe: MoeConfig,
 }
 
 /// A gated block that every token goes through besides its experts.
@@ -253,7 +296,7 @@ pub struct SharedConfig {
     pub is_gated: bool,
 }
 
-/// Whether a bias tensor must be there.
+/// Whether a tensor, a bias most often, must be there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BiasPresence {
     /// It must.
@@ -370,7 +413,7 @@ impl MlaConfig {
 
 impl MixerConfig {
     /// Whose keys and values it reads, when it reads any.
-    fn kv_source(&self) -> Option<KvSource> {
+    pub fn kv_source(&self) -> Option<KvSource> {
         match self {
             Self::Attention(c) => Some(c.kv),
             Self::Mla(_) => Some(KvSource::Own),
@@ -448,12 +491,22 @@ impl FeedForwardConfig {
     pub fn activation_width(&self, hidden: usize) -> usize {
         match self {
             Self::Dense(c) => 2 * c.intermediate,
-            Self::Moe(c) => {
-                let shared = c.shared.as_ref().map_or(0, |s| 2 * s.block.intermediate);
-                // Gates, ups and outputs of all the experts that a token uses.
-                c.experts + shared + hidden + c.router.top_k * (2 * c.intermediate + hidden)
+            Self::Moe(c) => c.activation_width(hidden),
+            // What the block gave is kept, beside the inputs of router and experts.
+            Self::Twofold(c) => {
+                let moe = 2 * hidden + c.moe.activation_width(hidden);
+                hidden + moe.max(2 * c.dense.intermediate)
             }
         }
+    }
+}
+
+impl MoeConfig {
+    fn activation_width(&self, hidden: usize) -> usize {
+        let shared = self.shared.as_ref();
+        let shared = shared.map_or(0, |s| 2 * s.block.intermediate);
+        // Gates, ups and outputs of all the experts that a token uses.
+        self.experts + shared + hidden + self.router.top_k * (2 * self.intermediate + hidden)
     }
 }
 

@@ -54,7 +54,9 @@ pub fn is_supported(name: &str) -> bool {
 
 /// Embedding models are made of decoders by this switch.
 fn refuse_bidirectional(object: &Value) -> Result<()> {
-    if object.get("use_bidirectional_attention") != Some(&Value::Bool(true)) {
+    // Gemma 4 names which tokens: with "vision" those of pictures, which do not occur in text.
+    let switch = object.get("use_bidirectional_attention");
+    if !switch.is_some_and(|all| *all == Value::Bool(true) || all == "all") {
         return Ok(());
     }
     Err(
@@ -141,5 +143,8 @@ mod tests {
         assert!(check_description(&llama(("quantization_config", Value::Null))).is_ok());
         let switch = ("use_bidirectional_attention", Value::Bool(true));
         assert!(refusal(&llama(switch)).contains("bidirectional"));
+        let switch = |which: &str| llama(("use_bidirectional_attention", which.into()));
+        assert!(refusal(&switch("all")).contains("bidirectional"));
+        assert!(check_description(&switch("vision")).is_ok());
     }
 }

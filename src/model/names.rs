@@ -10,6 +10,11 @@ use crate::formats::Weights;
 #[allow(missing_docs, reason = "named as in the formulas")]
 pub enum Part {
     Embedding,
+    /// The second embedding table, with a few features for every layer.
+    PerLayerEmbedding,
+    /// From the embedding to as many features.
+    PerLayerProjection,
+    PerLayerProjectionNorm,
     FinalNorm,
     Head,
     /// Before the mixer.
@@ -41,6 +46,12 @@ pub enum Part {
     FfnNorm,
     /// Behind the feed-forward part.
     PostFfnNorm,
+    /// From the residual stream to the gate of a layer's own input.
+    PerLayerGate,
+    PerLayerOut,
+    PerLayerNorm,
+    /// One number, without `.weight` in safetensors.
+    OutputScale,
     /// Queries, keys and values of a delta rule, before the convolution.
     DeltaQkv,
     DeltaZ,
@@ -65,6 +76,14 @@ pub enum Part {
     Router,
     /// What is added to the router's scores for choosing.
     RouterCorrection,
+    /// Multiplies what the router sees, feature by feature; the whole name.
+    RouterScale,
+    /// Multiplies the weight of each expert; the whole name.
+    ExpertScale,
+    /// Norms of a gated block and a mixture that stand side by side.
+    PostDenseNorm,
+    PreMoeNorm,
+    PostMoeNorm,
     /// Matrices of one expert, whose number stands for `{}`.
     ExpertGate,
     ExpertUp,
@@ -104,9 +123,28 @@ pub const fn named(part: Part, hf: &'static str, gguf: &'static str) -> PartName
 /// The names of most files.
 const USUAL: &[PartNames] = &[
     named(Part::Embedding, "model.embed_tokens", "token_embd"),
+    named(
+        Part::PerLayerEmbedding,
+        "model.embed_tokens_per_layer",
+        "per_layer_token_embd",
+    ),
+    named(
+        Part::PerLayerProjection,
+        "model.per_layer_model_projection",
+        "per_layer_model_proj",
+    ),
+    named(
+        Part::PerLayerProjectionNorm,
+        "model.per_layer_projection_norm",
+        "per_layer_proj_norm",
+    ),
     named(Part::FinalNorm, "model.norm", "output_norm"),
     named(Part::Head, "lm_head", "output"),
     named(Part::AttnNorm, "input_layernorm", "attn_norm"),
+    named(Part::PerLayerGate, "per_layer_input_gate", "inp_gate"),
+    named(Part::PerLayerOut, "per_layer_projection", "proj"),
+    named(Part::PerLayerNorm, "post_per_layer_input_norm", "post_norm"),
+    named(Part::OutputScale, "layer_scalar", "layer_output_scale"),
     named(Part::Q, "self_attn.q_proj", "attn_q"),
     named(Part::K, "self_attn.k_proj", "attn_k"),
     named(Part::V, "self_attn.v_proj", "attn_v"),
@@ -155,6 +193,27 @@ const USUAL: &[PartNames] = &[
         "mlp.gate.e_score_correction_bias",
         "exp_probs_b",
     ),
+    named(Part::RouterScale, "router.scale", "ffn_gate_inp.scale"),
+    named(
+        Part::ExpertScale,
+        "router.per_expert_scale",
+        "ffn_down_exps.scale",
+    ),
+    named(
+        Part::PostDenseNorm,
+        "post_feedforward_layernorm_1",
+        "post_ffw_norm_1",
+    ),
+    named(
+        Part::PreMoeNorm,
+        "pre_feedforward_layernorm_2",
+        "pre_ffw_norm_2",
+    ),
+    named(
+        Part::PostMoeNorm,
+        "post_feedforward_layernorm_2",
+        "post_ffw_norm_2",
+    ),
     // GGUF files of the older kind have one tensor per expert too.
     named(Part::ExpertGate, "mlp.experts.{}.gate_proj", "ffn_gate.{}"),
     named(Part::ExpertUp, "mlp.experts.{}.up_proj", "ffn_up.{}"),
@@ -200,7 +259,7 @@ const HF_PREFIXES: [&str; 4] = [
 ];
 
 /// Tensors that are not the language model's: skipped without reading their bytes.
-const HF_SKIPPED: [&str; 10] = [
+const HF_SKIPPED: [&str; 14] = [
     "vision_tower.",
     "model.vision_tower.",
     "model.visual.",
@@ -210,6 +269,10 @@ const HF_SKIPPED: [&str; 10] = [
     "model.multi_modal_projector.",
     "audio_tower.",
     "model.audio_tower.",
+    "embed_vision.",
+    "model.embed_vision.",
+    "embed_audio.",
+    "model.embed_audio.",
     "mtp.",
 ];
 

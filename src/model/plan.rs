@@ -67,7 +67,11 @@ pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) 
     let feed_forward = layers()
         .map(|l| l.feed_forward.activation_width(config.hidden_size))
         .max();
-    let per_token = 3 * config.hidden_size + mixer.unwrap_or(0) + feed_forward.unwrap_or(0);
+    // Kept through all layers, and once more while they are made.
+    let inputs = config.per_layer_inputs.map_or(0, |inputs| inputs.size);
+    let inputs = 2 * inputs * config.layers.len();
+    let widest = mixer.unwrap_or(0) + feed_forward.unwrap_or(0);
+    let per_token = 3 * config.hidden_size + inputs + widest;
     let logits = logit_rows * config.vocab_size * size_of::<f32>();
     tokens * per_token * size_of::<f32>() * 5 / 4 + logits
 }

@@ -2,7 +2,7 @@
 
 use super::batch::Batch;
 use super::config::{ModelConfig, RopeConfig};
-use super::layers::{Layer, Norm, Step};
+use super::layers::{Layer, Norm, PerLayerInputs, Step};
 use super::work::Work;
 use crate::error::Result;
 use crate::kv::KvCache;
@@ -17,10 +17,17 @@ use crate::ops::{Context, Tensor};
 #[derive(Debug)]
 pub struct Transformer {
     config: ModelConfig,
-    embedding: RawMatrix,
-    layers: Vec<Layer>,
-    norm: Norm,
-    head: Head,
+    weights: Parts,
+}
+
+/// The weights.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub embedding: RawMatrix,
+    pub per_layer: Option<PerLayerInputs>,
+    pub layers: Vec<Layer>,
+    pub norm: Norm,
+    pub head: Head,
 }
 
 /// The output matrix.
@@ -32,20 +39,8 @@ pub(super) struct Head {
 }
 
 impl Transformer {
-    pub(super) fn new(
-        config: ModelConfig,
-        embedding: RawMatrix,
-        layers: Vec<Layer>,
-        norm: Norm,
-        head: Head,
-    ) -> Self {
-        Self {
-            config,
-            embedding,
-            layers,
-            norm,
-            head,
-        }
+    pub(super) fn new(config: ModelConfig, weights: Parts) -> Self {
+        Self { config, weights }
     }
 
     /// The configuration.
@@ -56,23 +51,27 @@ impl Transformer {
     /// Bytes of weights that stay resident: linear layers as they are multiplied, and norms. A tied embedding is counted
     /// once; of an embedding table of its own only the rows that are read become resident, but all of it is counted.
     pub fn weight_bytes(&self) -> usize {
-        let layers: usize = self.layers.iter().map(Layer::bytes).sum();
-        let embedding = if self.head.tied {
+        let weights = &self.weights;
+        let layers: usize = weights.layers.iter().map(Layer::bytes).sum();
+        let embedding = if weights.head.tied {
             0
         } else {
-            self.embedding.bytes().len()
+            weights.embedding.bytes().len()
         };
-        layers + self.norm.bytes() + self.head.linear.bytes() + embedding
+        let per_layer = weights.per_layer.as_ref().map_or(0, PerLayerInputs::bytes);
+        layers + weights.norm.bytes() + weights.head.linear.bytes() + embedding + per_layer
     }
 
     /// What the layers do for a token, the output matrix apart.
     pub fn layers_work(&self) -> Work {
-        self.layers.iter().map(Layer::work).sum()
+        let layers: Work = self.weights.layers.iter().map(Layer::work).sum();
+        let per_layer = self.weights.per_layer.iter();
+        layers + Work::of(per_layer.flat_map(PerLayerInputs::linears))
     }
 
     /// What the output matrix does for a token whose logits are asked for.
     pub fn head_work(&self) -> Work {
-        Work::of([&self.head.linear])
+        Work::of([&self.weights.head.linear])
     }
 
     /// Computes `batch`, writes its keys and values into `kv`, and returns the logits of the rows that were asked for:
@@ -84,7 +83,8 @@ impl Transformer {
     /// `Invalid` for a token id outside the vocabulary.
     pub fn forward(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
         let normed = self.features(ctx, batch, kv)?;
-        let mut logits = self.head.linear.forward(ctx, &Input::new(&normed))?; // [logit rows, vocab]
+        let head = &self.weights.head.linear;
+        let mut logits = head.forward(ctx, &Input::new(&normed))?; // [logit rows, vocab]
         if self.config.logits_scale != 1.0 {
             scale(ctx, &mut logits, self.config.logits_scale);
         }
@@ -102,15 +102,18 @@ impl Transformer {
     pub fn features(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
         let x = self.hidden_states(ctx, batch, kv)?; // [tokens, hidden]
         let last = select_rows(ctx, &x, &batch.logit_rows());
-        Ok(self.norm.forward(ctx, &last))
+        Ok(self.weights.norm.forward(ctx, &last))
     }
 
     /// The residual stream behind the last layer, of every row of `batch`: `[tokens, hidden]`.
     fn hidden_states(&self, ctx: &Context, batch: &Batch, kv: &mut KvCache) -> Result<Tensor> {
-        let step = self.step(ctx, batch);
-        let scale = self.config.embedding_scale;
-        let mut x = embed(ctx, &self.embedding, &batch.tokens(), scale)?;
-        for layer in &self.layers {
+        let mut step = self.step(ctx, batch);
+        let (scale, tokens) = (self.config.embedding_scale, batch.tokens());
+        let mut x = embed(ctx, &self.weights.embedding, &tokens, scale)?;
+        if let Some(inputs) = &self.weights.per_layer {
+            step.per_layer = Some(inputs.forward(ctx, &tokens, &x)?);
+        }
+        for layer in &self.weights.layers {
             layer.forward(&step, &mut x, kv)?;
         }
         Ok(x)
@@ -136,6 +139,7 @@ impl Transformer {
             ropes: self.config.ropes.iter().map(table).collect(),
             positions,
             residual_scale: self.config.residual_scale,
+            per_layer: None,
         }
     }
 }

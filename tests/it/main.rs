@@ -29,3 +29,4 @@ mod run_repl;
 mod server_access;
 mod server_limits;
 mod support;
+mod unlike_layers;

@@ -18,14 +18,14 @@ use serde_json::Value;
 type Tensor = (Dtype, Vec<usize>, Vec<u8>);
 
 /// A fixture in a folder of its own, to be spoilt.
-struct Copy {
+pub struct Copy {
     folder: tempfile::TempDir,
-    tensors: BTreeMap<String, Tensor>,
-    config: Value,
+    pub tensors: BTreeMap<String, Tensor>,
+    pub config: Value,
 }
 
 impl Copy {
-    fn of(name: &str) -> Self {
+    pub fn of(name: &str) -> Self {
         let source = fixture(name);
         let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
         let read = SafeTensors::deserialize(&bytes).unwrap();
@@ -42,7 +42,7 @@ impl Copy {
         }
     }
 
-    fn write(&self) -> &Path {
+    pub fn write(&self) -> &Path {
         let path = self.folder.path();
         let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
             (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
@@ -52,13 +52,13 @@ impl Copy {
         path
     }
 
-    fn load(&self) -> Result<(), Error> {
+    pub fn load(&self) -> Result<(), Error> {
         let ctx = Context::cpu(Arc::new(Pool::new(2)), CpuLevel::detect());
         load(&ctx, self.write(), LoadOptions::default()).map(|_| ())
     }
 
     /// What loading says against it.
-    fn refusal(&self) -> String {
+    pub fn refusal(&self) -> String {
         self.load().unwrap_err().chain()
     }
 }
@@ -77,6 +77,8 @@ fn a_copy_that_nobody_spoilt_loads() {
         "granite_scales",
         "cohere2_parallel",
         "phi3_long",
+        "gemma4_inputs",
+        "gemma4_experts",
     ] {
         Copy::of(name).load().unwrap();
     }
@@ -84,15 +86,19 @@ fn a_copy_that_nobody_spoilt_loads() {
 
 #[test]
 fn a_missing_tensor_of_any_kind_is_named() {
-    let all = Copy::of("granite_scales").tensors;
-    for name in all.keys() {
-        let mut copy = Copy::of("granite_scales");
-        copy.tensors.remove(name);
-        let refusal = copy.refusal();
-        assert!(
-            refusal.contains(&format!("no tensor `{name}`")),
-            "{name}: {refusal}"
-        );
+    for fixture in ["granite_scales", "gemma4_inputs", "gemma4_experts"] {
+        let all = Copy::of(fixture).tensors;
+        // A fused one is named by one of its parts.
+        let single = |name: &&String| !name.ends_with("gate_up_proj");
+        for name in all.keys().filter(single) {
+            let mut copy = Copy::of(fixture);
+            copy.tensors.remove(name);
+            let refusal = copy.refusal();
+            assert!(
+                refusal.contains(&format!("no tensor `{name}")),
+                "{name}: {refusal}"
+            );
+        }
     }
 }
 
@@ -224,7 +230,7 @@ fn weighing_finds_wrong_tensors_before_anything_is_read() {
 
 #[test]
 fn a_description_that_this_build_cannot_follow_is_refused_with_its_field() {
-    let spoilt: [(&str, &str, Value, &str); 12] = [
+    refused_with([
         (
             "mistral_window",
             "architectures",
@@ -273,6 +279,12 @@ fn a_description_that_this_build_cannot_follow_is_refused_with_its_field() {
             serde_json::json!(["full_attention", "full_attention", "linear_attention"]),
             "layer type \"linear_attention\"",
         ),
+    ]);
+}
+
+#[test]
+fn what_latent_attention_and_unlike_layers_cannot_be_is_refused_with_its_field() {
+    refused_with([
         (
             "deepseek_v2_groups",
             "topk_method",
@@ -297,7 +309,47 @@ fn a_description_that_this_build_cannot_follow_is_refused_with_its_field() {
             serde_json::json!({"type": "yarn", "mscale_all_dim": 0.7}),
             "has `mscale_all_dim` and no number `factor`",
         ),
-    ];
+        (
+            "gemma4_inputs",
+            "num_kv_shared_layers",
+            4.into(),
+            "`num_kv_shared_layers` is 4, but no layer before those has keys for layer 1",
+        ),
+        (
+            "gemma4_inputs",
+            "vocab_size_per_layer_input",
+            344.into(),
+            "a vocabulary of 345 with inputs per layer for 344",
+        ),
+        (
+            "gemma4_inputs",
+            "use_bidirectional_attention",
+            "all".into(),
+            "bidirectional",
+        ),
+        (
+            "gemma4_experts",
+            "per_layer_config",
+            serde_json::json!({"2": {"intermediate_size": 12}}),
+            "`per_layer_config` changes `intermediate_size` of layer 2",
+        ),
+        (
+            "gemma4_experts",
+            "per_layer_config",
+            serde_json::json!({"1": {"head_dim": 12}}),
+            "heads of 8 and of 12 elements",
+        ),
+        (
+            "gemma4_experts",
+            "per_layer_config",
+            serde_json::json!({"2": {"num_key_value_heads": 3}}),
+            "4 query heads cannot share 3 key/value heads in layer 2",
+        ),
+    ]);
+}
+
+/// Fixtures with a field of their description changed are refused, and the error says this.
+fn refused_with<const N: usize>(spoilt: [(&str, &str, Value, &str); N]) {
     for (fixture, key, value, expected) in spoilt {
         let mut copy = Copy::of(fixture);
         copy.config[key] = value;

@@ -34,6 +34,14 @@ keys! {
     NUM_KV_HEADS = ["num_key_value_heads"], Some("attention.head_count_kv");
     /// Elements of a head.
     HEAD_DIM = ["head_dim"], Some("attention.key_length");
+    /// Elements of a head in sliding layers, where full ones differ.
+    SLIDING_HEAD_DIM = ["head_dim"], Some("attention.key_length_swa");
+    /// Elements of a head in full layers, where they differ.
+    FULL_HEAD_DIM = ["global_head_dim"], Some("attention.key_length");
+    /// Key/value heads of full layers whose values are their keys (in GGUF the list of heads has them).
+    FULL_KV_HEADS = ["num_global_key_value_heads"], None;
+    /// Layers at the end that read keys and values of layers before them.
+    SHARED_KV_LAYERS = ["num_kv_shared_layers"], Some("attention.shared_kv_layers");
     /// Elements of a value, where it may differ.
     VALUE_DIM = ["v_head_dim"], Some("attention.value_length");
     /// Elements of the latent that queries are made of.
@@ -48,6 +56,8 @@ keys! {
     MLA_KEY_DIM = ["qk_head_dim"], Some("attention.key_length_mla");
     /// Elements of a value of latent attention.
     MLA_VALUE_DIM = ["v_head_dim"], Some("attention.value_length_mla");
+    /// The same in sliding layers, where full ones differ.
+    SLIDING_VALUE_DIM = ["v_head_dim"], Some("attention.value_length_swa");
     /// Width of the feed-forward block.
     INTERMEDIATE_SIZE = ["intermediate_size"], Some("feed_forward_length");
     /// Longest context that the model was made for.
@@ -62,6 +72,8 @@ keys! {
     ROPE_LOCAL_THETA = ["rope_local_base_freq"], Some("rope.freq_base_swa");
     /// Rotated elements of a head.
     ROTARY_DIM = ["rotary_dim"], Some("rope.dimension_count");
+    /// The same in sliding layers, where full ones differ.
+    SLIDING_ROTARY_DIM = ["rotary_dim"], Some("rope.dimension_count_swa");
     /// The same as a share of the head.
     PARTIAL_ROTARY = ["partial_rotary_factor"], None;
     /// Context before it was stretched.
@@ -142,6 +154,10 @@ keys! {
     SWIGLU_ALPHA = ["swiglu_alpha"], None;
     /// Queries, keys and values are clamped to ± this.
     QKV_CLIP = ["clip_qkv"], Some("attention.clamp_kqv");
+    /// Features of the inputs that layers have besides the residual stream.
+    PER_LAYER_SIZE = ["hidden_size_per_layer_input"], Some("embedding_length_per_layer_input");
+    /// Rows of their embedding table (GGUF: the tensor says).
+    PER_LAYER_VOCAB_SIZE = ["vocab_size_per_layer_input"], None;
     /// Soft cap on logits.
     FINAL_SOFT_CAP = ["final_logit_softcapping"], Some("final_logit_softcapping");
 }

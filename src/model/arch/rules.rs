@@ -77,6 +77,8 @@ pub enum AttentionScale {
         /// Layers of the model that differs.
         other_at: usize,
     },
+    /// Nothing: norms of queries and keys do it (Gemma 4).
+    One,
     /// `attention_multiplier` itself (Granite); `head_dim^-0.5` where a GGUF file has none.
     Multiplier,
 }
@@ -114,6 +116,13 @@ impl Recurrence {
     }
 }
 
+/// What sets layers without a window apart from the others (Gemma 4), besides what they see.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FullLayers {
+    /// The share of pairs that rotate where a `config.json` has no `rope_parameters` (GGUF files have divisors).
+    pub rotating_share: f64,
+}
+
 /// How wide the feed-forward part is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeedForwardWidth {
@@ -122,6 +131,9 @@ pub enum FeedForwardWidth {
     /// With `block_auto_adjust_ff_dim` two thirds of it, times `block_ffn_dim_multiplier`, rounded up to a multiple of
     /// `block_multiple_of`; GGUF files have the result (LFM2).
     TwoThirds,
+    /// As `intermediate_size` says, with `use_double_wide_mlp` twice that in layers that read the keys of others; GGUF files have
+    /// the width of each layer (Gemma 4).
+    DoubleWithoutKeys,
 }
 
 /// How a family mixes experts.
@@ -143,6 +155,20 @@ pub struct MoeRule {
     pub shared: SharedRule,
     /// Which experts: usual gated blocks, or those of GPT-OSS.
     pub experts: ExpertKind,
+    /// A switch of `config.json` without which there are no experts.
+    pub switch: Option<&'static str>,
+    /// What stands beside them in a layer.
+    pub beside: Beside,
+}
+
+/// What stands beside the experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside {
+    /// Nothing.
+    Nothing,
+    /// A gated block of the usual width, each of the two between norms of its own; the router sees the residual stream normed without
+    /// weights, times a stored vector, and each expert has a factor of its own (Gemma 4).
+    Dense,
 }
 
 /// Whether the weights of a token are divided by their sum.

@@ -4,10 +4,10 @@
 //! the classes of the same names in the `transformers` package and, for GGUF, from llama.cpp's converter and loader.
 //! The rows stand in `rows/`, what their fields can say in `rules.rs`.
 
-use super::rows::{LLAMA, dense, experts, latent, recurrent};
+use super::rows::{LLAMA, dense, experts, gemma4, latent, recurrent};
 use super::rules::{
-    AttentionScale, BiasRule, EmbeddingScale, FeedForwardWidth, LogitsScale, MoeRule, Recurrence,
-    RopeLayers, WindowRule,
+    AttentionScale, BiasRule, EmbeddingScale, FeedForwardWidth, FullLayers, LogitsScale, MoeRule,
+    Recurrence, RopeLayers, WindowRule,
 };
 use crate::error::{Error, Result};
 use crate::model::ModelKind;
@@ -50,6 +50,8 @@ pub struct Architecture {
     pub qk_norm: QkNorm,
     /// A switch of `config.json` without which there is no such norm; GGUF files have the tensors or not.
     pub qk_norm_switch: Option<&'static str>,
+    /// Values are normed over each head, without weights.
+    pub value_norm: bool,
     /// Queries, keys and values are clamped where the config says so (`clip_qkv`).
     pub qkv_clip: bool,
     /// Biases.
@@ -88,6 +90,14 @@ pub struct Architecture {
     pub feed_forward_width: FeedForwardWidth,
     /// Layers with a window rotate by frequencies of their own, without scaling.
     pub local_rope: bool,
+    /// Layers without a window have a head size, perhaps key/value heads, and a rotation of their own; the last is one of them.
+    pub full_layers: Option<FullLayers>,
+    /// The last layers can read the keys and values of layers before them.
+    pub shared_keys: bool,
+    /// Layers can have inputs besides the residual stream.
+    pub per_layer_inputs: bool,
+    /// What a layer gives is multiplied by a stored number.
+    pub output_scale: bool,
     /// Which layers rotate.
     pub rope_layers: RopeLayers,
     /// Values of config fields (by Hugging Face key) that the class assumes when a file leaves them out.
@@ -121,6 +131,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
     dense::SMOLLM_3,
     dense::GLM_4,
     dense::COHERE_2,
+    gemma4::GEMMA_4,
     experts::MIXTRAL,
     experts::QWEN2_MOE,
     experts::QWEN3_MOE,

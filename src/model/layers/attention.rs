@@ -6,7 +6,7 @@ use crate::kv::KvCache;
 use crate::model::config::{AttentionConfig, QueryScaling};
 use crate::nn::{Input, Linear};
 use crate::ops::attention::{AttentionOptions, attention};
-use crate::ops::elementwise::{clamp, scale_rows, sigmoid_mul, split_heads};
+use crate::ops::elementwise::{clamp, scale_rows, select_columns, sigmoid_mul, split_heads};
 use crate::ops::kv_write::kv_write;
 use crate::ops::rope::rope;
 use crate::ops::{Context, Tensor};
@@ -31,8 +31,10 @@ pub(in crate::model) struct Attention {
 #[derive(Debug)]
 pub(in crate::model) struct Keys {
     pub k: Linear,
-    pub v: Linear,
+    /// `None`: values are the keys as `k` gives them.
+    pub v: Option<Linear>,
     pub k_norm: Option<Norm>,
+    pub v_norm: Option<Norm>,
 }
 
 impl Attention {
@@ -41,9 +43,15 @@ impl Attention {
         let (ctx, c) = (step.ctx, &self.config);
         let (mut q, new) = match &self.keys {
             Some(keys) => {
-                let qkv = Linear::forward_all(ctx, input, &[&self.q, &keys.k, &keys.v])?;
-                let [q, k, v]: [Tensor; 3] =
-                    qkv.try_into().expect("three results for three layers"); // [tokens, heads * head_dim]
+                let mut layers = vec![&self.q, &keys.k];
+                layers.extend(&keys.v);
+                let mut qkv = Linear::forward_all(ctx, input, &layers)?.into_iter(); // [tokens, heads * head_dim]
+                let mut next = || qkv.next().expect("one result per layer");
+                let (q, k) = (next(), next());
+                let v = match &keys.v {
+                    Some(_) => next(),
+                    None => select_columns(ctx, &k, 0, k.cols()),
+                };
                 (q, Some((keys, k, v)))
             }
             None => (self.q.forward(ctx, input)?, None),
@@ -61,6 +69,9 @@ impl Attention {
         if let Some((keys, mut k, mut v)) = new {
             self.position(step, &mut k, keys.k_norm.as_ref());
             clip(ctx, &mut v, c.qkv_clip);
+            if let Some(norm) = &keys.v_norm {
+                norm.forward_in_place(ctx, &mut v);
+            }
             kv_write(ctx, kv.layer_mut(self.pages), &k, &v, &step.slots);
         }
         let options = AttentionOptions {
@@ -90,14 +101,16 @@ impl Attention {
 
     /// Its linear layers.
     pub fn linears(&self) -> Vec<&Linear> {
-        let keys = self.keys.iter().flat_map(|keys| [&keys.k, &keys.v]);
+        let keys = self.keys.iter();
+        let keys = keys.flat_map(|keys| std::iter::once(&keys.k).chain(&keys.v));
         [&self.q, &self.o].into_iter().chain(keys).collect()
     }
 
     /// Bytes of its weights.
     pub fn bytes(&self) -> usize {
-        let k_norm = self.keys.as_ref().and_then(|keys| keys.k_norm.as_ref());
-        let norms = self.q_norm.iter().chain(k_norm).map(Norm::bytes);
+        let keys = self.keys.iter();
+        let kv_norms = keys.flat_map(|keys| keys.k_norm.iter().chain(&keys.v_norm));
+        let norms = self.q_norm.iter().chain(kv_norms).map(Norm::bytes);
         let linears = self.linears().into_iter().map(Linear::bytes);
         let sinks = self.sinks.iter().map(|sinks| size_of_val(&sinks[..]));
         linears.chain(norms).chain(sinks).sum()

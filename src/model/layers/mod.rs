@@ -9,6 +9,8 @@
 //! | `short_conv.rs` | the gated short convolution |
 //! | `feed_forward.rs` | the gated block |
 //! | `moe.rs` | a mixture of experts |
+//! | `twofold.rs` | the gated block and a mixture side by side |
+//! | `per_layer.rs` | inputs besides the residual stream |
 //!
 //! A new kind of part is a file here with a struct of weights, whose `forward` takes the step and the normed residual
 //! stream and returns what is added to it, and a variant of [`Mixer`] or [`FeedForward`]. Its config is in `config.rs`,
@@ -20,7 +22,9 @@ mod feed_forward;
 mod mla;
 mod moe;
 mod norm;
+mod per_layer;
 mod short_conv;
+mod twofold;
 
 pub(in crate::model) use attention::{Attention, Keys};
 pub(in crate::model) use delta_net::DeltaNet;
@@ -28,7 +32,9 @@ pub(in crate::model) use feed_forward::Dense;
 pub(in crate::model) use mla::{Mla, Queries};
 pub(in crate::model) use moe::{Moe, Shared};
 pub(in crate::model) use norm::Norm;
+pub(in crate::model) use per_layer::{PerLayer, PerLayerInputs};
 pub(in crate::model) use short_conv::ShortConv;
+pub(in crate::model) use twofold::Twofold;
 
 use super::config::NormPlacement;
 use super::work::Work;
@@ -56,6 +62,8 @@ pub(in crate::model) struct Step<'a> {
     pub ropes: Vec<RopeTable>,
     /// Multiplies what is added to the residual stream.
     pub residual_scale: f32,
+    /// Inputs of all layers besides the residual stream, layer after layer.
+    pub per_layer: Option<Tensor>,
 }
 
 /// The part of a layer that looks at other tokens.
@@ -72,6 +80,7 @@ pub(in crate::model) enum Mixer {
 pub(in crate::model) enum FeedForward {
     Dense(Box<Dense>),
     Moe(Box<Moe>),
+    Twofold(Box<Twofold>),
 }
 
 /// Norms of a layer, those that its placement has.
@@ -90,17 +99,34 @@ pub(in crate::model) struct Layer {
     pub norms: LayerNorms,
     pub mixer: Mixer,
     pub feed_forward: FeedForward,
+    /// Reads the layer's own input, behind the feed-forward part.
+    pub per_layer: Option<PerLayer>,
+    /// Multiplies what the layer gives, the residual stream included.
+    pub output_scale: Option<f32>,
 }
 
 impl Layer {
     /// Computes the layer: `x` `[tokens, hidden]` is the residual stream.
     pub fn forward(&self, step: &Step<'_>, x: &mut Tensor, kv: &mut KvCache) -> Result<()> {
+        self.add_parts(step, x, kv)?;
+        if let Some(part) = &self.per_layer {
+            let own = part.forward(step, x)?;
+            add(step, x, own, None);
+        }
+        if let Some(factor) = self.output_scale {
+            scale(step.ctx, x, factor);
+        }
+        Ok(())
+    }
+
+    /// Mixer and feed-forward part.
+    fn add_parts(&self, step: &Step<'_>, x: &mut Tensor, kv: &mut KvCache) -> Result<()> {
         let norms = &self.norms;
         if self.placement == NormPlacement::Parallel {
             let normed = Norm::of(norms.before_mixer.as_ref(), step, x);
             let input = Input::new(normed.as_ref().unwrap_or(x));
             let mixed = self.mixer.forward(step, &input, kv)?;
-            let fed = self.feed_forward.forward(step, &input)?;
+            let fed = self.feed_forward.forward(step, x, &input)?;
             drop(input);
             // In the reference's order: residual + attention + feed-forward.
             add(step, x, mixed, None);
@@ -115,14 +141,15 @@ impl Layer {
         let normed = Norm::of(norms.before_feed_forward.as_ref(), step, x);
         let fed = self
             .feed_forward
-            .forward(step, &Input::new(normed.as_ref().unwrap_or(x)))?;
+            .forward(step, x, &Input::new(normed.as_ref().unwrap_or(x)))?;
         add(step, x, fed, norms.after_feed_forward.as_ref());
         Ok(())
     }
 
     /// What it does for a token.
     pub fn work(&self) -> Work {
-        self.mixer.work() + self.feed_forward.work()
+        let per_layer = self.per_layer.iter().flat_map(PerLayer::linears);
+        self.mixer.work() + self.feed_forward.work() + Work::of(per_layer)
     }
 
     /// Bytes of its weights.
@@ -135,7 +162,9 @@ impl Layer {
             &n.after_feed_forward,
         ];
         let norms: usize = norms.into_iter().flatten().map(Norm::bytes).sum();
-        norms + self.mixer.bytes() + self.feed_forward.bytes()
+        let per_layer = self.per_layer.as_ref().map_or(0, PerLayer::bytes);
+        let scale = self.output_scale.map_or(0, |scale| size_of_val(&scale));
+        norms + self.mixer.bytes() + self.feed_forward.bytes() + per_layer + scale
     }
 }
 
@@ -180,10 +209,12 @@ impl Mixer {
 }
 
 impl FeedForward {
-    fn forward(&self, step: &Step<'_>, input: &Input<'_>) -> Result<Tensor> {
+    /// What the part adds to the residual stream `x`, of which `input` is the normed one.
+    fn forward(&self, step: &Step<'_>, x: &Tensor, input: &Input<'_>) -> Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.forward(step.ctx, input),
-            Self::Moe(moe) => moe.forward(step.ctx, input),
+            Self::Moe(moe) => moe.forward(step.ctx, input, input),
+            Self::Twofold(both) => both.forward(step.ctx, x, input),
         }
     }
 
@@ -191,6 +222,7 @@ impl FeedForward {
         match self {
             Self::Dense(dense) => Work::of(dense.linears()),
             Self::Moe(moe) => moe.work(),
+            Self::Twofold(both) => both.work(),
         }
     }
 
@@ -198,6 +230,7 @@ impl FeedForward {
         match self {
             Self::Dense(dense) => dense.bytes(),
             Self::Moe(moe) => moe.bytes(),
+            Self::Twofold(both) => both.bytes(),
         }
     }
 }

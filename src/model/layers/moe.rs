@@ -16,6 +16,8 @@ pub(in crate::model) struct Moe {
     pub router: Linear,
     /// Added to the router's scores for choosing.
     pub correction: Option<Vec<f32>>,
+    /// Multiplies the weight of each expert.
+    pub expert_scale: Option<Vec<f32>>,
     pub experts: Experts,
     pub shared: Option<Shared>,
 }
@@ -29,10 +31,13 @@ pub(in crate::model) struct Shared {
 }
 
 impl Moe {
-    /// What `input` `[tokens, hidden]` adds to the residual stream.
-    pub fn forward(&self, ctx: &Context, input: &Input<'_>) -> Result<Tensor> {
-        let logits = self.router.forward(ctx, input)?; // [tokens, experts]
-        let routing = route(ctx, &logits, &self.rule, self.correction.as_deref());
+    /// What `input` `[tokens, hidden]` adds to the residual stream; the router sees `choice` `[tokens, hidden]`.
+    pub fn forward(&self, ctx: &Context, choice: &Input<'_>, input: &Input<'_>) -> Result<Tensor> {
+        let logits = self.router.forward(ctx, choice)?; // [tokens, experts]
+        let mut routing = route(ctx, &logits, &self.rule, self.correction.as_deref());
+        if let Some(scale) = &self.expert_scale {
+            routing.scale_experts(scale);
+        }
         let mut y = self.experts.forward(ctx, input.tensor(), &routing)?;
         if let Some(shared) = &self.shared {
             add_assign(ctx, &mut y, &shared.forward(ctx, input)?);
@@ -62,8 +67,9 @@ impl Moe {
         let linears = self.shared.iter().flat_map(Shared::linears);
         let linears = linears.chain([&self.router]).map(Linear::bytes);
         let stacks = self.experts.stacks().map(ExpertStack::bytes);
-        let correction = self.correction.iter().map(|c| size_of_val(&c[..]));
-        linears.chain(stacks).chain(correction).sum()
+        let vectors = self.correction.iter().chain(&self.expert_scale);
+        let vectors = vectors.map(|v| size_of_val(&v[..]));
+        linears.chain(stacks).chain(vectors).sum()
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::tensors::Tensors;
 use crate::error::Result;
-use crate::model::config::{AttentionConfig, KvSource, ModelConfig, NormConfig, NormKind, QkNorm};
+use crate::model::config::{
+    AttentionConfig, KvSource, ModelConfig, NormConfig, NormKind, QkNorm, ValueSource,
+};
 use crate::model::layers::{Attention, Keys, Norm};
 use crate::model::names::Part;
 use crate::ops::rope::Pairing;
@@ -16,13 +18,26 @@ pub(super) fn load(
     let hidden = config.hidden_size;
     let (q_rows, k_rows) = (own.query_features(), own.kv_heads * own.key_dim);
     let v_rows = own.kv_heads * own.value_dim;
-    let (q, kv) = match own.kv {
-        KvSource::Own => {
+    let (q, kv) = match (own.kv, own.values) {
+        (KvSource::Own, ValueSource::Projection) => {
             let parts = [(Part::Q, q_rows), (Part::K, k_rows), (Part::V, v_rows)];
             let [q, k, v] = tensors.rows_of(index, Part::Qkv, parts, hidden, own.qkv_bias)?;
-            (q, Some((k, v)))
+            (q, Some((k, Some(v))))
         }
-        KvSource::Layer(_) => {
+        (KvSource::Own, ValueSource::Keys) => {
+            let mut linear = |part, rows| tensors.linear(index, part, rows, hidden, own.qkv_bias);
+            let q = linear(Part::Q, q_rows)?;
+            (q, Some((linear(Part::K, k_rows)?, None)))
+        }
+        (KvSource::Layer(_), _) => {
+            // Some checkpoints hold what such a layer would have without sharing.
+            for part in [Part::K, Part::V, Part::KNorm] {
+                tensors.skip(
+                    index,
+                    part,
+                    "keys and values of layers that read those of others",
+                );
+            }
             let q = tensors.linear(index, Part::Q, q_rows, hidden, own.qkv_bias)?;
             (q, None)
         }
@@ -45,6 +60,7 @@ pub(super) fn load(
             k,
             v,
             k_norm: norm(Part::KNorm, own.kv_heads)?,
+            v_norm: own.value_norm.then(|| value_norm(config, own.value_dim)),
         }),
         None => None,
     };
@@ -69,4 +85,13 @@ pub(super) fn load(
         pairing: rope.unwrap_or(Pairing::HalfSplit),
         config: own.clone(),
     })
+}
+
+/// A norm without weights: with all of them 1 it gives the same bits.
+fn value_norm(config: &ModelConfig, size: usize) -> Norm {
+    let rule = NormConfig {
+        kind: NormKind::Rms,
+        ..config.norm
+    };
+    Norm::new(&rule, vec![1.0; size], None)
 }

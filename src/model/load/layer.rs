@@ -1,7 +1,7 @@
 //! One layer: its norms, and the loaders of its parts.
 
 use super::tensors::Tensors;
-use super::{attention, delta_net, feed_forward, mla, moe, short_conv};
+use super::{attention, delta_net, feed_forward, mla, moe, per_layer, short_conv};
 use crate::error::Result;
 use crate::model::config::{FeedForwardConfig, MixerConfig, ModelConfig, NormPlacement};
 use crate::model::layers::{FeedForward, Layer, LayerNorms, Mixer, Norm};
@@ -23,6 +23,8 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
     };
     Ok(Layer {
         placement: layer.norms,
+        per_layer: per_layer::load(tensors, config, index)?,
+        output_scale: per_layer::output_scale(tensors, config, index)?,
         norms,
         mixer: match &layer.mixer {
             MixerConfig::Attention(own) => {
@@ -42,6 +44,9 @@ pub(super) fn load(tensors: &mut Tensors<'_>, config: &ModelConfig, index: usize
             }
             FeedForwardConfig::Moe(own) => {
                 FeedForward::Moe(Box::new(moe::load(tensors, config, index, own)?))
+            }
+            FeedForwardConfig::Twofold(own) => {
+                FeedForward::Twofold(Box::new(moe::load_twofold(tensors, config, index, own)?))
             }
         },
     })

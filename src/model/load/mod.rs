@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `tensors.rs` | tensors by the parts of the model that they are; `model/checkpoint.rs` takes them out of the file |
 //! | `layer.rs` | one layer: its norms and which kinds of parts it has |
-//! | `attention.rs`, `mla.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs`, `moe.rs` | one kind of part each |
+//! | `attention.rs`, `mla.rs`, `delta_net.rs`, `short_conv.rs`, `feed_forward.rs`, `moe.rs`, `per_layer.rs` | one kind of part each |
 //! | `experts.rs` | experts, in whatever way files store them |
 
 mod attention;
@@ -14,6 +14,7 @@ mod feed_forward;
 mod layer;
 mod mla;
 mod moe;
+mod per_layer;
 mod short_conv;
 mod tensors;
 
@@ -23,7 +24,7 @@ use self::tensors::Tensors;
 use super::config::ModelConfig;
 use super::names::Part;
 use super::read::read_config;
-use super::transformer::{Head, Transformer};
+use super::transformer::{Head, Parts, Transformer};
 use crate::error::Result;
 use crate::formats::{self, MappedBytes, Weights};
 use crate::nn::WeightPath;
@@ -75,8 +76,8 @@ pub fn assemble(
         config.kv_element = KvElement::F32;
     }
     let mut tensors = Tensors::new(Some(ctx), weights, &config, options)?;
-    tensors.log_skipped();
     let transformer = transformer(&mut tensors, config)?;
+    tensors.log_skipped();
     tensors.file.refuse_unused()?;
     Ok(transformer)
 }
@@ -105,11 +106,21 @@ fn transformer(tensors: &mut Tensors<'_>, config: ModelConfig) -> Result<Transfo
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let name = tensors.weight_name(None, Part::Embedding);
     let embedding = tensors.file.matrix(&name, vocab, hidden)?;
+    let per_layer = per_layer::load_inputs(tensors, &config)?;
     let layers = (0..config.layers.len()).map(|index| layer::load(tensors, &config, index));
     let layers = layers.collect::<Result<Vec<_>>>()?;
     let norm = tensors.norm(None, Part::FinalNorm, hidden, &config.norm)?;
     let head = head(tensors, &config, &embedding)?;
-    Ok(Transformer::new(config, embedding, layers, norm, head))
+    Ok(Transformer::new(
+        config,
+        Parts {
+            embedding,
+            per_layer,
+            layers,
+            norm,
+            head,
+        },
+    ))
 }
 
 fn head(tensors: &mut Tensors<'_>, config: &ModelConfig, embedding: &RawMatrix) -> Result<Head> {

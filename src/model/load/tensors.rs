@@ -54,7 +54,7 @@ impl<'a> Tensors<'a> {
     /// Names the parts that are not loaded.
     pub fn log_skipped(&self) {
         for (part, tensors) in &self.skipped {
-            tracing::info!(part, tensors, "skipped: not part of the language model");
+            tracing::info!(part, tensors, "skipped: not used by the language model");
         }
     }
 
@@ -75,6 +75,16 @@ impl<'a> Tensors<'a> {
     /// The canonical name of a part of a layer, without `.weight` or `.bias`.
     pub fn stem(&self, layer: usize, part: Part) -> String {
         self.names.stem(Some(layer), part)
+    }
+
+    /// Leaves the weight and the bias of a part out, if the file has them.
+    pub fn skip(&mut self, layer: usize, part: Part, why: &'static str) {
+        let stem = self.stem(layer, part);
+        for kind in ["weight", "bias"] {
+            if self.file.skip(&format!("{stem}.{kind}")) {
+                *self.skipped.entry(why).or_default() += 1;
+            }
+        }
     }
 
     /// Whether the file is a GGUF file.

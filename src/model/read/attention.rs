@@ -5,9 +5,11 @@ use serde_json::Value;
 use super::source::{Reader, Source};
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
-use crate::model::arch::keys;
+use crate::model::arch::keys::{self, Key};
 use crate::model::arch::rules::{AttentionScale, Bias};
-use crate::model::config::{AttentionConfig, BiasPresence, KvSource, QkNorm, QueryScaling};
+use crate::model::config::{
+    AttentionConfig, BiasPresence, KvSource, QkNorm, QueryScaling, ValueSource,
+};
 
 impl Reader<'_> {
     /// What the attention of all layers has in common; `hidden` is the width of the residual stream.
@@ -19,17 +21,24 @@ impl Reader<'_> {
                 "{heads} query heads cannot share {kv_heads} key/value heads"
             )));
         }
-        let key_dim = match self.find_size(&keys::HEAD_DIM)? {
+        let (key_dim_key, value_dim_key) = self.head_dim_keys();
+        let key_dim = match self.find_size(key_dim_key)? {
             Some(size) => size,
             None => self.head_dim_from_shapes(hidden, heads, kv_heads)?,
         };
-        self.check_value_dim(key_dim)?;
+        self.check_value_dim(key_dim, value_dim_key)?;
+        if self.arch.full_layers.is_some() {
+            let full = self.find_size(&keys::FULL_HEAD_DIM)?;
+            self.check_value_dim(full.unwrap_or(key_dim), &keys::VALUE_DIM)?;
+        }
         Ok(AttentionConfig {
             heads,
             kv_heads,
             key_dim,
             value_dim: key_dim,
             qk_norm: self.qk_norm(),
+            value_norm: self.arch.value_norm,
+            values: ValueSource::Projection,
             qkv_bias: self.bias(self.arch.biases.qkv),
             o_bias: self.bias(self.arch.biases.o),
             qkv_clip: self.qkv_clip()?,
@@ -46,24 +55,29 @@ impl Reader<'_> {
 
     /// In GGUF perhaps one number per layer, 0 for layers without attention.
     fn kv_heads(&self, num_layers: usize) -> Result<Option<usize>> {
-        let Source::Gguf { metadata, prefix } = &self.source else {
+        let Some(mut counts) = self.per_layer(&keys::NUM_KV_HEADS, num_layers)? else {
             return self.find_size(&keys::NUM_KV_HEADS);
         };
-        let key = format!("{prefix}.attention.head_count_kv");
-        if metadata.find_array_len(&key).ok().flatten().is_none() {
-            return self.find_size(&keys::NUM_KV_HEADS);
-        }
-        let counts = metadata.find_u64_or_array(&key, num_layers)?;
-        let mut counts = counts.unwrap_or_default();
         counts.retain(|count| *count > 0);
         counts.dedup();
         match counts[..] {
             [] => Ok(None),
-            [count] if count <= 1 << 16 => Ok(Some(count as usize)),
+            [count] => Ok(Some(count)),
+            // Layers say their own.
+            [first, ..] if self.arch.full_layers.is_some() => Ok(Some(first)),
             _ => Err(Error::unsupported(format!(
-                "`{key}` differs between layers, which is not supported for {}",
+                "`{}` differs between layers, which is not supported for {}",
+                self.name(&keys::NUM_KV_HEADS),
                 self.arch.name
             ))),
+        }
+    }
+
+    /// Where the sizes of a key and a value stand: those of sliding layers, where full ones differ.
+    fn head_dim_keys(&self) -> (&'static Key, &'static Key) {
+        match self.arch.full_layers {
+            Some(_) => (&keys::SLIDING_HEAD_DIM, &keys::SLIDING_VALUE_DIM),
+            None => (&keys::HEAD_DIM, &keys::VALUE_DIM),
         }
     }
 
@@ -113,8 +127,8 @@ impl Reader<'_> {
         Ok(hidden_size / num_heads)
     }
 
-    fn check_value_dim(&self, head_dim: usize) -> Result<()> {
-        match self.find_size(&keys::VALUE_DIM)? {
+    fn check_value_dim(&self, head_dim: usize, key: &Key) -> Result<()> {
+        match self.find_size(key)? {
             Some(size) if size != head_dim => {
                 let text = format!(
                     "values of {size} elements beside keys of {head_dim} are not supported for {}",
@@ -135,6 +149,7 @@ impl Reader<'_> {
     ) -> Result<f64> {
         let root = |x: f64| 1.0 / x.sqrt();
         match self.arch.attention_scale {
+            AttentionScale::One => Ok(1.0),
             AttentionScale::HeadDim => Ok(root(head_dim as f64)),
             AttentionScale::Multiplier => {
                 let own = self.find_multiplier(&keys::ATTENTION_MULTIPLIER)?;

@@ -6,29 +6,59 @@ use super::source::Reader;
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
 use crate::model::arch::keys;
-use crate::model::arch::rules::FeedForwardWidth;
-use crate::model::config::{BiasPresence, DenseConfig, FeedForwardConfig};
+use crate::model::arch::rules::{Beside, FeedForwardWidth};
+use crate::model::config::{
+    BiasPresence, DenseConfig, FeedForwardConfig, KvSource, MixerConfig, TwofoldConfig,
+};
 use crate::ops::gated_act::Activation;
 
 impl Reader<'_> {
-    /// The feed-forward part of each layer.
-    pub(super) fn feed_forward(&self, num_layers: usize) -> Result<Vec<FeedForwardConfig>> {
+    /// The feed-forward part of each layer, of which `mixers` tells whose keys it reads.
+    pub(super) fn feed_forward(&self, mixers: &[MixerConfig]) -> Result<Vec<FeedForwardConfig>> {
         let moe = self.moe()?;
         let sparse = match &moe {
-            Some(_) => self.sparse_layers(num_layers)?,
-            None => vec![false; num_layers],
+            Some(_) => self.sparse_layers(mixers.len())?,
+            None => vec![false; mixers.len()],
         };
-        let dense = match sparse.contains(&false) {
-            true => Some(self.dense_of(self.feed_forward_width()?, self.activation()?)),
-            false => None,
-        };
-        let of = |is_sparse| match (is_sparse, &moe, &dense) {
-            (true, Some(moe), _) => FeedForwardConfig::Moe(moe.clone()),
-            (_, _, dense) => {
-                FeedForwardConfig::Dense(dense.clone().expect("some layer is not sparse"))
+        let beside = self.arch.moe.map_or(Beside::Nothing, |rule| rule.beside);
+        if beside == Beside::Nothing && !sparse.contains(&false) {
+            let moe = moe.expect("some layer is sparse");
+            return Ok(vec![FeedForwardConfig::Moe(moe); mixers.len()]);
+        }
+        let activation = self.activation()?;
+        let widths = self.feed_forward_widths(mixers)?;
+        let of = |(width, is_sparse)| {
+            let dense = self.dense_of(width, activation);
+            match (&moe, beside) {
+                (Some(moe), Beside::Nothing) if is_sparse => FeedForwardConfig::Moe(moe.clone()),
+                (Some(moe), Beside::Dense) if is_sparse => {
+                    let moe = moe.clone();
+                    FeedForwardConfig::Twofold(TwofoldConfig { dense, moe })
+                }
+                _ => FeedForwardConfig::Dense(dense),
             }
         };
-        Ok(sparse.into_iter().map(of).collect())
+        Ok(widths.into_iter().zip(sparse).map(of).collect())
+    }
+
+    fn feed_forward_widths(&self, mixers: &[MixerConfig]) -> Result<Vec<usize>> {
+        if let Some(widths) = self.per_layer(&keys::INTERMEDIATE_SIZE, mixers.len())? {
+            if widths.contains(&0) {
+                return Err(Error::unsupported(format!(
+                    "`{}` is 0 in some layers, which is not supported",
+                    self.name(&keys::INTERMEDIATE_SIZE)
+                )));
+            }
+            return Ok(widths);
+        }
+        let width = self.feed_forward_width()?;
+        let is_double = self.arch.feed_forward_width == FeedForwardWidth::DoubleWithoutKeys
+            && self.hf("use_double_wide_mlp") == Some(&Value::Bool(true));
+        let of = |mixer: &MixerConfig| match mixer.kv_source() {
+            Some(KvSource::Layer(_)) if is_double => 2 * width,
+            _ => width,
+        };
+        Ok(mixers.iter().map(of).collect())
     }
 
     /// A gated block of the width `intermediate`.
@@ -42,7 +72,7 @@ impl Reader<'_> {
     }
 
     fn feed_forward_width(&self) -> Result<usize> {
-        if self.arch.feed_forward_width == FeedForwardWidth::Plain || !self.is_hf() {
+        if self.arch.feed_forward_width != FeedForwardWidth::TwoThirds || !self.is_hf() {
             return self.intermediate_size();
         }
         let width = match self.find_size(&keys::BLOCK_FF_DIM)? {

@@ -6,12 +6,14 @@
 //! |---|---|
 //! | `source.rs` | one field, whatever the container |
 //! | `attention.rs`, `mla.rs`, `feed_forward.rs`, `moe.rs` | the parts of layers |
+//! | `layer_kinds.rs` | how the attention of layers differs from layer to layer |
 //! | `recurrent.rs` | which layers are recurrent, and their geometry |
 //! | `windows.rs` | which layers slide |
 //! | `rope.rs` | rotations |
 
 mod attention;
 mod feed_forward;
+mod layer_kinds;
 mod mla;
 mod moe;
 mod recurrent;
@@ -24,10 +26,11 @@ use std::path::Path;
 use serde_json::Value;
 
 use self::source::{Reader, Source};
-use super::arch::rules::{EmbeddingScale, LogitsScale, RopeLayers};
+use super::arch::rules::{EmbeddingScale, LogitsScale};
 use super::arch::{find_gguf, keys};
 use super::config::{
-    AttentionConfig, LayerConfig, MixerConfig, ModelConfig, NormConfig, NormKind, RopeConfig,
+    BiasPresence, LayerConfig, MixerConfig, ModelConfig, NormConfig, NormKind, PerLayerConfig,
+    RopeConfig,
 };
 use super::describe::check_description;
 use crate::error::{Error, Result};
@@ -101,11 +104,12 @@ impl Reader<'_> {
     fn config(&self) -> Result<ModelConfig> {
         let hidden_size = self.size(&keys::HIDDEN_SIZE)?;
         let (ropes, layers) = self.layers(hidden_size)?;
+        let vocab_size = self.vocab_size()?;
         Ok(ModelConfig {
             architecture: self.arch.name,
             names: self.arch.names,
             extra_stop_ids: self.arch.extra_stop_ids,
-            vocab_size: self.vocab_size()?,
+            vocab_size,
             hidden_size,
             max_context: self.size(&keys::MAX_CONTEXT)?,
             norm: self.norm()?,
@@ -126,6 +130,7 @@ impl Reader<'_> {
             },
             final_soft_cap: self.find_positive(&keys::FINAL_SOFT_CAP)?.map(|x| x as f32),
             tied_head: self.tied_head(),
+            per_layer_inputs: self.per_layer_inputs(vocab_size)?,
             num_predict_layers: self.num_predict_layers()?,
             kv_element: KvElement::F16,
             ropes,
@@ -136,16 +141,15 @@ impl Reader<'_> {
     fn layers(&self, hidden_size: usize) -> Result<(Vec<RopeConfig>, Vec<LayerConfig>)> {
         let num_layers = self.num_layers()?;
         let (ropes, mixers) = self.mixers(hidden_size, num_layers)?;
-        let feed_forward = self.feed_forward(num_layers)?;
+        let feed_forward = self.feed_forward(&mixers)?;
         let layer = |(mixer, feed_forward)| LayerConfig {
             mixer,
             feed_forward,
             norms: self.arch.norms,
+            output_scale: self.output_scale(),
         };
-        Ok((
-            ropes,
-            mixers.into_iter().zip(feed_forward).map(layer).collect(),
-        ))
+        let layers = mixers.into_iter().zip(feed_forward).map(layer).collect();
+        Ok((ropes, layers))
     }
 
     fn mixers(
@@ -153,32 +157,58 @@ impl Reader<'_> {
         hidden: usize,
         num_layers: usize,
     ) -> Result<(Vec<RopeConfig>, Vec<MixerConfig>)> {
-        let rotates = self.rotating_layers(num_layers)?;
-        let windows = self.windows(&rotates)?;
         if self.arch.mla {
             let mla = self.mla()?;
-            let ropes = self.ropes(mla.rope_dim)?;
+            let ropes = self.ropes(mla.rope_dim, mla.rope_dim)?;
             return Ok((ropes, vec![MixerConfig::Mla(mla); num_layers]));
         }
-        let attention = self.attention(hidden, num_layers)?;
-        let ropes = self.ropes(attention.key_dim)?;
-        let attention = |window: Option<usize>, rotates: bool| {
-            let local = self.arch.local_rope && window.is_some();
-            let rotates =
-                rotates && (self.arch.rope_layers != RopeLayers::Sliding || window.is_some());
-            MixerConfig::Attention(AttentionConfig {
-                window,
-                rope: rotates.then_some(usize::from(local)),
-                ..attention.clone()
-            })
-        };
-        let recurrent = self.recurrent(num_layers, hidden)?.into_iter();
-        let mixers = windows
-            .into_iter()
-            .zip(rotates)
-            .zip(recurrent)
-            .map(|((window, rotates), own)| own.unwrap_or_else(|| attention(window, rotates)));
+        let all = self.attention(hidden, num_layers)?;
+        let rotates = self.rotating_layers(num_layers)?;
+        let windows = self.windows(&rotates)?;
+        let attention = self.attention_by_layer(&all, &windows, &rotates)?;
+        let (full, sliding) = self.head_dims(&all, &attention)?;
+        let ropes = self.ropes(full, sliding)?;
+        let recurrent = self.recurrent(num_layers, hidden)?;
+        let mixers = attention.into_iter().zip(recurrent);
+        let mixers =
+            mixers.map(|(attention, own)| own.unwrap_or(MixerConfig::Attention(attention)));
         Ok((ropes, mixers.collect()))
+    }
+
+    /// Safetensors files always have it; llama.cpp's loader lets it be left out.
+    fn output_scale(&self) -> BiasPresence {
+        match (self.arch.output_scale, self.is_hf()) {
+            (false, _) => BiasPresence::Absent,
+            (true, true) => BiasPresence::Required,
+            (true, false) => BiasPresence::Optional,
+        }
+    }
+
+    fn per_layer_inputs(&self, vocab_size: usize) -> Result<Option<PerLayerConfig>> {
+        let size = match self.arch.per_layer_inputs {
+            true => self.find_count(&keys::PER_LAYER_SIZE)?.unwrap_or(0),
+            false => 0,
+        };
+        if size == 0 {
+            return Ok(None);
+        }
+        let rows = if self.is_hf() {
+            self.size(&keys::PER_LAYER_VOCAB_SIZE)?
+        } else {
+            let table = self.weights.find("per_layer_token_embd.weight");
+            table.map_or(vocab_size, |table| table.info.shape[0])
+        };
+        if rows < vocab_size {
+            // A token without a row would end every sequence of its batch.
+            return Err(Error::unsupported(format!(
+                "a vocabulary of {vocab_size} with inputs per layer for {rows} of its tokens"
+            )));
+        }
+        Ok(Some(PerLayerConfig {
+            size,
+            vocab_size: rows,
+            activation: self.activation()?,
+        }))
     }
 
     fn num_layers(&self) -> Result<usize> {
@@ -232,11 +262,13 @@ impl Reader<'_> {
         } else {
             "token_embd.weight"
         };
+        // Another table's name ends alike in GGUF files.
+        let is_table = |found: &str| self.is_hf() || found == name;
         let table = self
             .weights
             .tensors()
             .iter()
-            .find(|t| t.name.ends_with(name) && t.shape.len() == 2);
+            .find(|t| t.name.ends_with(name) && t.shape.len() == 2 && is_table(&t.name));
         match (table, self.is_hf()) {
             (Some(table), false) => Ok(table.shape[0]),
             (None, false) => Err(Error::invalid(

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::source::{Reader, Source};
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
-use crate::model::arch::keys::{self, Key};
-use crate::model::arch::rules::{ExpertKind, GroupRule, MoeRule, Normalize, SharedRule};
+use crate::model::arch::keys;
+use crate::model::arch::rules::{Beside, ExpertKind, GroupRule, MoeRule, Normalize, SharedRule};
 use crate::model::config::{BiasPresence, MoeConfig, SharedConfig};
 use crate::ops::gated_act::Activation;
 use crate::ops::moe::{ExpertGroups, GroupScore, RouterRule, Scoring};
@@ -17,6 +17,10 @@ impl Reader<'_> {
         let Some(rule) = &self.arch.moe else {
             return Ok(None);
         };
+        let is_off = |key| self.is_hf() && self.hf(key) != Some(&Value::Bool(true));
+        if rule.switch.is_some_and(is_off) {
+            return Ok(None);
+        }
         let experts = self.find_count(&keys::NUM_EXPERTS)?.unwrap_or(0);
         if experts == 0 {
             return Ok(None);
@@ -46,6 +50,7 @@ impl Reader<'_> {
             router,
             router_bias: bias,
             has_correction: self.has_correction(rule),
+            has_expert_scale: rule.beside == Beside::Dense,
             expert_bias: bias,
             kind: rule.experts,
             shared: self.shared(rule, intermediate)?,
@@ -203,13 +208,5 @@ impl Reader<'_> {
         let mut tensors = self.weights.tensors().iter();
         let up = tensors.find(|t| is_up(&t.name) && t.shape.len() == 2)?;
         (!self.is_hf()).then_some(up.shape[0])
-    }
-
-    /// A whole number from 0 on, at most as large as any width.
-    fn find_count(&self, key: &Key) -> Result<Option<usize>> {
-        match self.find_number(key)? {
-            Some(0.0) => Ok(Some(0)),
-            _ => self.find_size(key),
-        }
     }
 }

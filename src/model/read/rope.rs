@@ -38,10 +38,11 @@ impl Kind {
 
 impl Reader<'_> {
     /// The rotation of most layers, and behind it that of sliding ones where it is another.
-    pub(super) fn ropes(&self, head_dim: usize) -> Result<Vec<RopeConfig>> {
-        let mut ropes = vec![self.rope(Kind::Full, head_dim)?];
+    /// `full` and `sliding` are their head sizes.
+    pub(super) fn ropes(&self, full: usize, sliding: usize) -> Result<Vec<RopeConfig>> {
+        let mut ropes = vec![self.rope(Kind::Full, full)?];
         if self.arch.local_rope {
-            ropes.push(self.rope(Kind::Sliding, head_dim)?);
+            ropes.push(self.rope(Kind::Sliding, sliding)?);
         }
         Ok(ropes)
     }
@@ -112,7 +113,13 @@ impl Reader<'_> {
         let theta = self.theta(kind, parameters.filter(|_| scaled || nested.is_some()))?;
         let scaling = match &self.source {
             Source::Hf(_) if nested.is_some() => read_scaling(nested, &self.scaling_context()?)?,
-            Source::Hf(_) if scaled => read_scaling(self.rope_object(), &self.scaling_context()?)?,
+            Source::Hf(_) if scaled => match self.arch.full_layers {
+                Some(rule) if self.rope_object().is_none() => RopeScaling::Proportional {
+                    share: rule.rotating_share,
+                    factor: 1.0,
+                },
+                _ => read_scaling(self.rope_object(), &self.scaling_context()?)?,
+            },
             Source::Gguf { metadata, prefix } if scaled => self.gguf_scaling(metadata, prefix)?,
             _ => RopeScaling::None,
         };
@@ -120,10 +127,16 @@ impl Reader<'_> {
             .and_then(|p| p.get("partial_rotary_factor"))
             .and_then(Value::as_f64);
         let share = match share {
+            // There the class knows a share in the proportional rule only.
+            _ if self.arch.full_layers.is_some() => 1.0,
             Some(share) => share,
             None => self.find_number(&keys::PARTIAL_ROTARY)?.unwrap_or(1.0),
         };
-        let dim = match (self.find_size(&keys::ROTARY_DIM)?, &scaling) {
+        let rotary_dim = match kind {
+            Kind::Sliding if self.arch.full_layers.is_some() => &keys::SLIDING_ROTARY_DIM,
+            _ => &keys::ROTARY_DIM,
+        };
+        let dim = match (self.find_size(rotary_dim)?, &scaling) {
             // The share is part of the rule, which rotates whole heads.
             (_, RopeScaling::Proportional { .. }) => head_dim,
             (Some(dim), _) => dim,
@@ -182,6 +195,11 @@ impl Reader<'_> {
     fn gguf_scaling(&self, metadata: &Metadata, prefix: &str) -> Result<RopeScaling> {
         if let Some(divisors) = self.rope_tensor("rope_freqs.weight")? {
             return Ok(RopeScaling::Divisors(divisors));
+        }
+        if self.arch.full_layers.is_some() {
+            return Err(Error::invalid(
+                "the file has no tensor `rope_freqs.weight`, which says what rotates in layers that see everything",
+            ));
         }
         let number = |key: &str| metadata.find_f64(&format!("{prefix}.rope.scaling.{key}"));
         let magnitude = number("attn_factor")?.filter(|x| *x > 0.0);

@@ -64,6 +64,26 @@ impl Reader<'_> {
         Ok(found.or_else(|| key.hf.iter().find_map(|name| self.arch.default_of(name))))
     }
 
+    /// One number per layer, where a GGUF file has a list of them: whole, from 0 to [`MAX_WIDTH`].
+    pub(super) fn per_layer(&self, key: &Key, num_layers: usize) -> Result<Option<Vec<usize>>> {
+        let (Source::Gguf { metadata, prefix }, Some(suffix)) = (&self.source, key.gguf) else {
+            return Ok(None);
+        };
+        let name = format!("{prefix}.{suffix}");
+        if metadata.find_array_len(&name).ok().flatten().is_none() {
+            return Ok(None);
+        }
+        let counts = metadata.find_u64_or_array(&name, num_layers)?;
+        let count = |count: u64| match usize::try_from(count) {
+            Ok(count) if count <= MAX_WIDTH => Ok(count),
+            _ => Err(Error::invalid(format!(
+                "`{name}` holds {count}, expected whole numbers up to {MAX_WIDTH}"
+            ))),
+        };
+        let counts = counts.unwrap_or_default().into_iter().map(count);
+        counts.collect::<Result<_>>().map(Some)
+    }
+
     pub(super) fn name<'k>(&self, key: &'k Key) -> &'k str {
         if self.is_hf() {
             key.hf[0]
@@ -89,6 +109,14 @@ impl Reader<'_> {
                     "`{name}` is {x}, expected a whole number from 1 to {MAX_WIDTH}"
                 )))
             }
+        }
+    }
+
+    /// A whole number from 0 on, at most as large as any width.
+    pub(super) fn find_count(&self, key: &Key) -> Result<Option<usize>> {
+        match self.find_number(key)? {
+            Some(0.0) => Ok(Some(0)),
+            _ => self.find_size(key),
         }
     }
 

@@ -15,12 +15,18 @@ impl Reader<'_> {
             WindowRule::Always => None,
             _ => self.layer_types(rotates.len())?,
         };
-        let sliding: Vec<bool> = match listed {
+        let mut sliding: Vec<bool> = match listed {
             Some(types) => types,
             None => (0..rotates.len())
                 .map(|layer| self.slides_by_rule(layer, rotates[layer]))
                 .collect::<Result<_>>()?,
         };
+        if self.arch.full_layers.is_some()
+            && let Some(last) = sliding.last_mut()
+        {
+            // As Gemma4TextConfig, whatever the file says.
+            *last = false;
+        }
         if !sliding.contains(&true) {
             return Ok(vec![None; rotates.len()]);
         }

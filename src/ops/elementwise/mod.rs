@@ -95,6 +95,20 @@ pub fn split_heads(ctx: &Context, x: &Tensor, size: usize, first: usize) -> (Ten
     (begin, end)
 }
 
+/// Columns `first..first + count` of `x` `[rows, n]` as a new tensor.
+pub fn select_columns(ctx: &Context, x: &Tensor, first: usize, count: usize) -> Tensor {
+    assert!(
+        0 < count && first + count <= x.cols(),
+        "columns {first} and {count} more of {x:?}"
+    );
+    let mut y = ctx.uninit(x.rows(), count);
+    let rows = x.as_slice().chunks_exact(x.cols());
+    for (out, row) in y.as_mut_slice().chunks_exact_mut(count).zip(rows) {
+        out.copy_from_slice(&row[first..first + count]);
+    }
+    y
+}
+
 /// `x = cap * tanh(x / cap)`.
 pub fn soft_cap(ctx: &Context, x: &mut Tensor, cap: f32) {
     in_parts(ctx, x, |part, _| cpu::soft_cap(ctx.level(), part, cap));
@@ -188,6 +202,18 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn selected_columns_are_those_of_every_row() {
+        let ctx = &contexts()[0];
+        let x = ctx.tensor(2, 4, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+        let part = select_columns(ctx, &x, 1, 2);
+        assert_eq!(
+            (part.rows(), part.as_slice()),
+            (2, &[1.0, 2.0, 5.0, 6.0][..])
+        );
+        assert_eq!(select_columns(ctx, &x, 0, 4).as_slice(), x.as_slice());
     }
 
     #[test]

@@ -60,6 +60,15 @@ pub struct Routing {
     pub weights: Vec<f32>,
 }
 
+impl Routing {
+    /// Multiplies the weights of each expert by its own of `factors`.
+    pub fn scale_experts(&mut self, factors: &[f32]) {
+        for (weight, expert) in self.weights.iter_mut().zip(&self.experts) {
+            *weight *= factors[*expert as usize];
+        }
+    }
+}
+
 impl RouterRule {
     /// Whether the rule can be applied to `experts` experts.
     pub fn fits(&self, experts: usize) -> bool {
@@ -342,6 +351,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn each_weight_is_multiplied_by_the_factor_of_its_expert() {
+        let mut routing = Routing {
+            top_k: 2,
+            experts: vec![2, 0, 0, 1],
+            weights: vec![0.5, 0.25, 1.0, 2.0],
+        };
+        routing.scale_experts(&[2.0, 3.0, 5.0]);
+        assert_eq!(routing.weights, [2.5, 0.5, 2.0, 6.0]);
     }
 
     #[test]

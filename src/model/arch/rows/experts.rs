@@ -3,7 +3,7 @@
 use super::dense::GRANITE;
 use super::{ATTENTION_BIAS, LLAMA, NO_BIAS, QWEN_LIKE};
 use crate::model::arch::rules::{
-    Bias, BiasRule, ExpertKind, GroupRule, MoeRule, Normalize, SharedRule, WindowRule,
+    Beside, Bias, BiasRule, ExpertKind, GroupRule, MoeRule, Normalize, SharedRule, WindowRule,
 };
 use crate::model::arch::table::Architecture;
 use crate::model::config::{BiasPresence, QkNorm};
@@ -20,6 +20,8 @@ pub(in crate::model::arch) const MIXTRAL_EXPERTS: MoeRule = MoeRule {
     has_biases: false,
     shared: SharedRule::None,
     experts: ExpertKind::Usual,
+    switch: None,
+    beside: Beside::Nothing,
 };
 
 /// The names of Mixtral.

@@ -2,6 +2,7 @@
 
 pub mod dense;
 pub mod experts;
+pub mod gemma4;
 pub mod latent;
 pub mod recurrent;
 
@@ -45,6 +46,7 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
     mla: false,
     qk_norm: QkNorm::None,
     qk_norm_switch: None,
+    value_norm: false,
     qkv_clip: false,
     biases: BiasRule {
         feed_forward: Bias::Configured("mlp_bias", false),
@@ -68,6 +70,10 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
     output_gate: false,
     feed_forward_width: FeedForwardWidth::Plain,
     local_rope: false,
+    full_layers: None,
+    shared_keys: false,
+    per_layer_inputs: false,
+    output_scale: false,
     rope_layers: RopeLayers::All,
     defaults: &[
         ("rope_theta", 10_000.0),
@@ -106,7 +112,7 @@ pub(in crate::model::arch) const GEMMA_LIKE: Architecture = Architecture {
 };
 
 /// Where norms stand on both sides, `post_attention_layernorm` is the one behind attention.
-const SANDWICH_NAMES: &[PartNames] = &[named(
+pub(in crate::model::arch) const SANDWICH_NAMES: &[PartNames] = &[named(
     Part::FfnNorm,
     "pre_feedforward_layernorm",
     "ffn_norm",
