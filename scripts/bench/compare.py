@@ -163,6 +163,9 @@ def rows(models):
     for name, file in files:
         yield f"prefill / {name}", lambda peers, file=file: prefill(peers, file())
         yield f"decode / {name}", lambda peers, file=file: decode(peers, file())
+    moe = lambda: models.random("olmoe-1b-7b", "Q4_K")
+    yield "prefill / OLMoE 1B of 7B Q4_K", lambda peers: prefill(peers, moe())
+    yield "decode / OLMoE 1B of 7B Q4_K", lambda peers: decode(peers, moe())
     for quant in SLOWEST:
         yield f"prefill / 1B {quant}", lambda peers, quant=quant: prefill(peers, one_b(quant))
     for quant in ("Q4_K", "Q8_0"):

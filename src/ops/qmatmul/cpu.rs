@@ -193,8 +193,12 @@ const fn chunks_per_acc(format: Format) -> usize {
             Scheme::KScale16 { .. } | Scheme::KScaleMin16 => 4,
             _ => 8,
         },
-        Codes::NibblesBits | Codes::PairsBits | Codes::Pairs => 4,
-        Codes::NibblesPairs => 2,
+        // Recentred, five bits are at most 16, and six bits at most 32 in half the chunks.
+        Codes::NibblesBits => match format.scheme() {
+            Scheme::Scale { zero_log2: Some(4) } => 8,
+            _ => 4,
+        },
+        Codes::NibblesPairs | Codes::PairsBits | Codes::Pairs => 4,
         // Recentred, they are at most 12.
         Codes::Levels => 8,
         // Not accumulated in 16 bits at all.
