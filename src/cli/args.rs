@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::engine::SamplingParams;
 use crate::env;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store;
 
 pub use super::start::StartArgs;
@@ -78,6 +78,13 @@ impl ModelsDirArgs {
     }
 }
 
+/// More compute threads than any machine is good for.
+const MOST_THREADS: usize = 1024;
+/// Tokens of the longest measurement or continuation.
+const MOST_TOKENS: usize = 10_000_000;
+/// Sequences of the largest measured batch.
+const MOST_SEQUENCES: usize = 4096;
+
 /// `--threads`, shared by all commands that compute.
 #[derive(Debug, Clone, Default, Args)]
 pub struct ThreadArgs {
@@ -92,9 +99,15 @@ impl ThreadArgs {
     /// # Errors
     /// `Invalid` when the variable is.
     pub fn resolve(&self) -> Result<Option<usize>> {
-        match self.threads {
-            Some(threads) => Ok(Some(threads.get())),
-            None => env::THREADS.number(),
+        let threads = match self.threads {
+            Some(threads) => Some(threads.get()),
+            None => env::THREADS.number()?,
+        };
+        match threads {
+            Some(threads) if threads > MOST_THREADS => Err(Error::invalid(format!(
+                "{threads} compute threads, expected {MOST_THREADS} at most"
+            ))),
+            threads => Ok(threads),
         }
     }
 }
@@ -285,13 +298,13 @@ pub struct BenchArgs {
     /// Where models are kept.
     pub models_dir: ModelsDirArgs,
     /// Prompt tokens; 0 skips the prompt test
-    #[arg(short = 'p', long, value_name = "N", default_value_t = 512)]
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512, value_parser = parse_tokens)]
     pub prompt_tokens: usize,
     /// Generated tokens; 0 skips the generation test
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = parse_tokens)]
     pub gen_tokens: usize,
     /// Tokens already in the context
-    #[arg(short, long, value_name = "N", default_value_t = 0)]
+    #[arg(short, long, value_name = "N", default_value_t = 0, value_parser = parse_tokens)]
     pub depth: usize,
     /// Sequences at once, such as `1,2,4,8`
     #[arg(
@@ -299,7 +312,8 @@ pub struct BenchArgs {
         long,
         value_name = "N,...",
         value_delimiter = ',',
-        default_value = "1"
+        default_value = "1",
+        value_parser = parse_sequences
     )]
     pub batch: Vec<NonZeroUsize>,
     #[command(flatten)]
@@ -335,7 +349,7 @@ pub struct EvalArgs {
     #[arg(long, value_name = "OUT.safetensors", value_parser = parse_path)]
     pub logits: Option<PathBuf>,
     /// Continue greedily by this many tokens and print their ids
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_continuation)]
     pub greedy: Option<NonZeroUsize>,
     /// Texts for an embedding model (`{"inputs": [text…]}`: prints vectors) or pairs for a reranker (`{"pairs": [[query,
     /// document]…]}`: prints scores)
@@ -378,6 +392,31 @@ fn parse_number(
         Ok(number) if is_allowed(number) => Ok(number),
         _ => Err(format!("expected {allowed}")),
     }
+}
+
+fn parse_count(text: &str, allowed: std::ops::RangeInclusive<usize>) -> Result<usize, String> {
+    match text.parse::<usize>() {
+        Ok(count) if allowed.contains(&count) => Ok(count),
+        _ => Err(format!(
+            "expected a whole number from {} to {}",
+            allowed.start(),
+            allowed.end()
+        )),
+    }
+}
+
+fn parse_tokens(text: &str) -> Result<usize, String> {
+    parse_count(text, 0..=MOST_TOKENS)
+}
+
+fn parse_continuation(text: &str) -> Result<NonZeroUsize, String> {
+    let count = parse_count(text, 1..=MOST_TOKENS)?;
+    Ok(NonZeroUsize::new(count).expect("at least 1"))
+}
+
+fn parse_sequences(text: &str) -> Result<NonZeroUsize, String> {
+    let count = parse_count(text, 1..=MOST_SEQUENCES)?;
+    Ok(NonZeroUsize::new(count).expect("at least 1"))
 }
 
 fn parse_temperature(text: &str) -> Result<f32, String> {
@@ -486,6 +525,29 @@ mod tests {
         assert!(parse(&["list", "extra"]).is_err());
         assert!(parse(&["list", "--models-dir="]).is_err());
         assert!(parse(&["pull", " "]).is_err());
+    }
+
+    #[test]
+    fn counts_that_no_machine_can_hold_are_refused_with_the_bound() {
+        for words in [
+            &["bench", "m", "-p", "18446744073709551615"][..],
+            &["bench", "m", "-n", "10000001"],
+            &["bench", "m", "-d", "1e3"],
+            &["bench", "m", "-b", "1,1000000000000"],
+            &[
+                "eval",
+                "m",
+                "--tokens",
+                "t.json",
+                "--greedy",
+                "10000000000000",
+            ],
+        ] {
+            let refusal = parse(words).unwrap_err().to_string();
+            assert!(refusal.contains("a whole number from"), "{refusal}");
+        }
+        let threads = run(&["--threads", "100000"]).unwrap().threads.resolve();
+        assert!(threads.unwrap_err().to_string().contains("1024 at most"));
     }
 
     #[test]

@@ -348,6 +348,43 @@ fn what_latent_attention_and_unlike_layers_cannot_be_is_refused_with_its_field()
     ]);
 }
 
+#[test]
+fn rotary_parameters_that_would_be_passed_over_are_refused() {
+    let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+    refused_with([
+        (
+            "llama_plain",
+            "partial_rotary_factor",
+            1e300.into(),
+            "rotated elements in a head of",
+        ),
+        (
+            "llama_plain",
+            "rope_scaling",
+            "x".into(),
+            "`rope_scaling` is \"x\", expected an object",
+        ),
+        (
+            "llama_plain",
+            "rope_parameters",
+            json("[]"),
+            "`rope_parameters` is [], expected an object",
+        ),
+        (
+            "llama_plain",
+            "rope_scaling",
+            json(r#"{"rope_type": 5, "factor": 2}"#),
+            "`rope_type` in `rope_scaling` is 5, expected the name of a rotation",
+        ),
+        (
+            "llama_plain",
+            "rope_parameters",
+            json(r#"{"rope_type": "default", "rope_theta": "x"}"#),
+            "`rope_theta` in `rope_parameters` is \"x\", expected a number",
+        ),
+    ]);
+}
+
 /// Fixtures with a field of their description changed are refused, and the error says this.
 fn refused_with<const N: usize>(spoilt: [(&str, &str, Value, &str); N]) {
     for (fixture, key, value, expected) in spoilt {

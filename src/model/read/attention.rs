@@ -113,9 +113,10 @@ impl Reader<'_> {
         for (name, heads) in [("blk.0.attn_q.weight", num_heads), fused] {
             if !self.is_hf()
                 && let Some(tensor) = self.weights.find(name)
-                && tensor.info.shape[0].is_multiple_of(heads)
+                && let [rows, _] = tensor.info.shape[..]
+                && rows.is_multiple_of(heads)
             {
-                return Ok(tensor.info.shape[0] / heads);
+                return Ok(rows / heads);
             }
         }
         if !hidden_size.is_multiple_of(num_heads) {

@@ -196,7 +196,8 @@ impl Reader<'_> {
             self.size(&keys::PER_LAYER_VOCAB_SIZE)?
         } else {
             let table = self.weights.find("per_layer_token_embd.weight");
-            table.map_or(vocab_size, |table| table.info.shape[0])
+            let rows = table.and_then(|table| table.info.shape.first().copied());
+            rows.unwrap_or(vocab_size)
         };
         if rows < vocab_size {
             // A token without a row would end every sequence of its batch.

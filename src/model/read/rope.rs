@@ -36,6 +36,45 @@ impl Kind {
     }
 }
 
+/// Refuses rotary parameters of a wrong type: passed over, they would leave a plain rotation, and fluent text that is wrong.
+fn check_types(name: &str, object: Option<&Value>) -> Result<()> {
+    let wrong = |what: &str, value: &Value, expected: &str| {
+        Err(Error::invalid(format!(
+            "{what} is {value}, expected {expected}"
+        )))
+    };
+    let fields = match object {
+        None => return Ok(()),
+        Some(Value::Object(fields)) => fields,
+        Some(other) => return wrong(&format!("`{name}`"), other, "an object"),
+    };
+    for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+        let what = || format!("`{key}` in `{name}`");
+        match key.as_str() {
+            "rope_type" | "type" if !value.is_string() => {
+                return wrong(&what(), value, "the name of a rotation");
+            }
+            "rope_theta"
+            | "partial_rotary_factor"
+            | "factor"
+            | "original_max_position_embeddings"
+            | "attention_factor"
+            | "beta_fast"
+            | "beta_slow"
+            | "mscale"
+            | "mscale_all_dim"
+            | "low_freq_factor"
+            | "high_freq_factor"
+                if !value.is_number() =>
+            {
+                return wrong(&what(), value, "a number");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl Reader<'_> {
     /// The rotation of most layers, and behind it that of sliding ones where it is another.
     /// `full` and `sliding` are their head sizes.
@@ -108,6 +147,13 @@ impl Reader<'_> {
         let all = self.hf("rope_parameters");
         // Newer files: one object, or one object per layer type.
         let nested = all.and_then(|p| p.get(kind.name()));
+        for (name, object) in [
+            ("rope_scaling", self.hf("rope_scaling")),
+            ("rope_parameters", all),
+            (kind.name(), nested),
+        ] {
+            check_types(name, object)?;
+        }
         let parameters = nested.or(all);
         let scaled = matches!(kind, Kind::Full);
         let theta = self.theta(kind, parameters.filter(|_| scaled || nested.is_some()))?;
@@ -143,7 +189,7 @@ impl Reader<'_> {
             (None, _) => (head_dim as f64 * share) as usize,
         };
         // The reference rounds an odd part of a head up to whole pairs.
-        if dim == 0 || dim.next_multiple_of(2) > head_dim {
+        if !(1..=head_dim).contains(&dim) || dim.next_multiple_of(2) > head_dim {
             return Err(Error::invalid(format!(
                 "{dim} rotated elements in a head of {head_dim}: expected whole pairs in it"
             )));
