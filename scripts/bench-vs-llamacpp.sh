@@ -2,6 +2,7 @@
 # Times oxydllm and llama.cpp on the same files, threads and machine, in turns, and prints one Markdown table.
 #
 #   scripts/bench-vs-llamacpp.sh [--bin target/release/oxydllm] [--repeat 5] [--threads N] [--prompt 512] [--gen 64] [--only WORD] [--sixteen-k] [--list]
+#   scripts/bench-vs-llamacpp.sh --families [--check] [--repeat 5] [--threads N]   # every dense family at the same shapes
 #
 # Makes random models at real geometries (7 GB), fetches SmolLM2 and Gemma 3 270M (350 MB) and, unless LLAMA_CPP_BIN names a folder
 # with llama-bench, llama-batched-bench and llama-completion, builds llama.cpp: once, into ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}. A full
@@ -16,4 +17,9 @@ mkdir -p "$cache"
 . "$root/scripts/llama-cpp.sh"
 prepare_python "$root" "$cache"
 [ -n "${LLAMA_CPP_BIN:-}" ] || build_llama_cpp "$python" "$cache" llama-bench llama-batched-bench llama-completion
-exec "$python" "$root/scripts/bench/compare.py" --bin "$root/target/release/oxydllm" --llama "$LLAMA_CPP_BIN" --cache "$cache" "$@"
+comparison=compare.py
+if [ "${1:-}" = --families ]; then
+    comparison=families.py
+    shift
+fi
+exec "$python" "$root/scripts/bench/$comparison" --bin "$root/target/release/oxydllm" --llama "$LLAMA_CPP_BIN" --cache "$cache" "$@"

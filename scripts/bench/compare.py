@@ -53,8 +53,8 @@ class Peers:
 
 
 class Models:
-    def __init__(self, cache):
-        self.folder = cache / "bench-models"
+    def __init__(self, cache, folder="bench-models"):
+        self.folder = cache / folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.cache = cache
 
