@@ -385,6 +385,30 @@ fn rotary_parameters_that_would_be_passed_over_are_refused() {
     ]);
 }
 
+#[test]
+fn switches_and_lists_of_another_type_are_refused() {
+    refused_with([
+        (
+            "llama_plain",
+            "tie_word_embeddings",
+            "yes".into(),
+            "`tie_word_embeddings` is \"yes\", expected `true` or `false`",
+        ),
+        (
+            "llama_plain",
+            "attention_bias",
+            1.into(),
+            "`attention_bias` is 1, expected `true` or `false`",
+        ),
+        (
+            "qwen3_5_plain",
+            "layer_types",
+            "x".into(),
+            "`layer_types` is \"x\", expected a list",
+        ),
+    ]);
+}
+
 /// Fixtures with a field of their description changed are refused, and the error says this.
 fn refused_with<const N: usize>(spoilt: [(&str, &str, Value, &str); N]) {
     for (fixture, key, value, expected) in spoilt {

@@ -77,12 +77,50 @@ pub fn read_config(weights: &Weights, folder: &Path) -> Result<ModelConfig> {
 
 fn read_hf(json: Value, weights: &Weights) -> Result<ModelConfig> {
     let arch = check_description(&json)?;
+    let json = merge_text_config(json);
+    check_types(&json)?;
     Reader {
-        source: Source::Hf(merge_text_config(json)),
+        source: Source::Hf(json),
         arch,
         weights,
     }
     .config()
+}
+
+/// Refuses switches that are no `true` or `false` and lists that are none: passed over, they would mean their default.
+fn check_types(json: &Value) -> Result<()> {
+    const SWITCHES: [&str; 13] = [
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "qkv_bias",
+        "conv_bias",
+        "norm_topk_prob",
+        "rope_interleave",
+        "use_sliding_window",
+        "use_double_wide_mlp",
+        "use_qk_norm",
+        "attention_k_eq_v",
+        "enable_moe_block",
+        "block_auto_adjust_ff_dim",
+    ];
+    const LISTS: [&str; 3] = ["layer_types", "full_attn_idxs", "no_rope_layers"];
+    let given = |key: &str| json.get(key).filter(|value| !value.is_null());
+    let wrong_switch = SWITCHES
+        .into_iter()
+        .find_map(|key| Some((key, given(key).filter(|value| !value.is_boolean())?)));
+    let wrong_list = LISTS
+        .into_iter()
+        .find_map(|key| Some((key, given(key).filter(|value| !value.is_array())?)));
+    match (wrong_switch, wrong_list) {
+        (Some((key, value)), _) => Err(Error::invalid(format!(
+            "`{key}` is {value}, expected `true` or `false`"
+        ))),
+        (_, Some((key, value))) => Err(Error::invalid(format!(
+            "`{key}` is {value}, expected a list"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Multimodal files nest the language model's fields; they win over the root's, but for the head, which is the outer class's.
