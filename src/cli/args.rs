@@ -410,12 +410,15 @@ fn parse_tokens(text: &str) -> Result<usize, String> {
 }
 
 fn parse_continuation(text: &str) -> Result<NonZeroUsize, String> {
-    let count = parse_count(text, 1..=MOST_TOKENS)?;
-    Ok(NonZeroUsize::new(count).expect("at least 1"))
+    parse_nonzero(text, MOST_TOKENS)
 }
 
 fn parse_sequences(text: &str) -> Result<NonZeroUsize, String> {
-    let count = parse_count(text, 1..=MOST_SEQUENCES)?;
+    parse_nonzero(text, MOST_SEQUENCES)
+}
+
+fn parse_nonzero(text: &str, most: usize) -> Result<NonZeroUsize, String> {
+    let count = parse_count(text, 1..=most)?;
     Ok(NonZeroUsize::new(count).expect("at least 1"))
 }
 

@@ -289,11 +289,20 @@ impl<'a> Checkpoint<'a> {
         size: usize,
         bias: BiasPresence,
     ) -> Result<Option<Vec<f32>>> {
-        let name = format!("{stem}.bias");
-        match bias {
-            BiasPresence::Required => self.vector(&name, size).map(Some),
-            BiasPresence::Optional if self.has(&name) => self.vector(&name, size).map(Some),
-            // A bias that must not be there stays unused and is refused by name.
+        self.find_vector(&format!("{stem}.bias"), size, bias)
+    }
+
+    /// The vector `[size]` called `name`, where `presence` says that it is there.
+    pub fn find_vector(
+        &mut self,
+        name: &str,
+        size: usize,
+        presence: BiasPresence,
+    ) -> Result<Option<Vec<f32>>> {
+        match presence {
+            BiasPresence::Required => self.vector(name, size).map(Some),
+            BiasPresence::Optional if self.has(name) => self.vector(name, size).map(Some),
+            // One that must not be there stays unused and is refused by name.
             BiasPresence::Optional | BiasPresence::Absent => Ok(None),
         }
     }

@@ -383,14 +383,14 @@ impl AttentionConfig {
         self.heads * self.key_dim * if self.output_gate { 2 } else { 1 }
     }
 
-    /// Geometry of its own pages, in half precision.
-    pub fn page_shape(&self) -> Option<PageShape> {
-        (self.kv == KvSource::Own).then_some(PageShape {
+    /// Geometry of the pages that it reads, in half precision.
+    pub fn page_shape(&self) -> PageShape {
+        PageShape {
             kv_heads: self.kv_heads,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             element: KvElement::F16,
-        })
+        }
     }
 }
 
@@ -421,10 +421,10 @@ impl MixerConfig {
         }
     }
 
-    /// Geometry of its own pages.
+    /// Geometry of the pages that it reads, its own or another layer's, when it reads any.
     fn page_shape(&self) -> Option<PageShape> {
         match self {
-            Self::Attention(c) => c.page_shape(),
+            Self::Attention(c) => Some(c.page_shape()),
             Self::Mla(c) => Some(c.page_shape()),
             Self::DeltaNet(_) | Self::ShortConv(_) => None,
         }
@@ -432,20 +432,14 @@ impl MixerConfig {
 
     /// Elements of keys and values that a token behind `depth` others reads.
     pub fn cache_elements(&self, depth: usize) -> usize {
-        let (shape, seen) = match self {
-            Self::Attention(c) => {
-                let shape = PageShape {
-                    kv_heads: c.kv_heads,
-                    key_dim: c.key_dim,
-                    value_dim: c.value_dim,
-                    element: KvElement::F16,
-                };
-                (shape, c.window.map_or(depth, |window| window.min(depth)))
-            }
-            Self::Mla(c) => (c.page_shape(), depth),
-            Self::DeltaNet(_) | Self::ShortConv(_) => return 0,
+        let window = match self {
+            Self::Attention(c) => c.window,
+            Self::Mla(_) | Self::DeltaNet(_) | Self::ShortConv(_) => None,
         };
-        shape.kv_heads * (shape.key_dim + shape.value_dim) * seen
+        let seen = window.map_or(depth, |window| window.min(depth));
+        self.page_shape().map_or(0, |shape| {
+            shape.kv_heads * (shape.key_dim + shape.value_dim) * seen
+        })
     }
 
     /// Floats of each recurrent state of a sequence.
@@ -546,5 +540,6 @@ impl ModelConfig {
 }
 
 fn own_pages(layer: &LayerConfig) -> Option<PageShape> {
-    layer.mixer.page_shape()
+    let owns = layer.mixer.kv_source() == Some(KvSource::Own);
+    layer.mixer.page_shape().filter(|_| owns)
 }

@@ -17,17 +17,18 @@ pub struct Work {
 
 impl Work {
     pub(super) fn of<'a>(linears: impl IntoIterator<Item = &'a Linear>) -> Self {
-        let mut work = Self::default();
-        for linear in linears {
-            let (macs, integer) = linear.macs();
-            *(if integer {
-                &mut work.int8_macs
-            } else {
-                &mut work.f32_macs
-            }) += macs;
-            work.weight_bytes += linear.bytes();
+        let of_one = |linear: &Linear| Self::product(linear.macs(), linear.bytes());
+        linears.into_iter().map(of_one).sum()
+    }
+
+    /// Of one product: its multiply-accumulates and whether they are integer ones, and the bytes of its weights.
+    pub(super) fn product((macs, is_integer): (usize, bool), weight_bytes: usize) -> Self {
+        let (int8_macs, f32_macs) = if is_integer { (macs, 0) } else { (0, macs) };
+        Self {
+            int8_macs,
+            f32_macs,
+            weight_bytes,
         }
-        work
     }
 }
 

@@ -99,17 +99,9 @@ impl Mla {
 
     /// What it does for a token.
     pub fn work(&self) -> Work {
-        let mut work = Work::of(self.linears());
-        for stack in [&self.to_latent, &self.to_value] {
-            let (macs, is_integer) = stack.macs();
-            *(if is_integer {
-                &mut work.int8_macs
-            } else {
-                &mut work.f32_macs
-            }) += macs;
-            work.weight_bytes += stack.bytes();
-        }
-        work
+        let stacks = [&self.to_latent, &self.to_value];
+        let stacks = stacks.map(|stack| Work::product(stack.macs(), stack.bytes()));
+        Work::of(self.linears()) + stacks.into_iter().sum()
     }
 
     /// Bytes of its weights.

@@ -48,18 +48,14 @@ impl Moe {
     /// What it does for a token: the experts that it uses.
     pub fn work(&self) -> Work {
         let shared = self.shared.iter().flat_map(Shared::linears);
-        let mut work = Work::of(shared.chain([&self.router]));
-        for stack in self.experts.stacks() {
-            let (macs, is_integer) = stack.macs();
-            let macs = macs * self.rule.top_k;
-            *(if is_integer {
-                &mut work.int8_macs
-            } else {
-                &mut work.f32_macs
-            }) += macs;
-            work.weight_bytes += stack.bytes() / stack.count() * self.rule.top_k;
-        }
-        work
+        let used = |stack: &ExpertStack| {
+            let ((macs, is_integer), top_k) = (stack.macs(), self.rule.top_k);
+            Work::product(
+                (macs * top_k, is_integer),
+                stack.bytes() / stack.count() * top_k,
+            )
+        };
+        Work::of(shared.chain([&self.router])) + self.experts.stacks().map(used).into_iter().sum()
     }
 
     /// Bytes of its weights, all experts included.

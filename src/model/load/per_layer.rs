@@ -56,9 +56,7 @@ pub(super) fn output_scale(
     index: usize,
 ) -> Result<Option<f32>> {
     let name = tensors.bare_name(index, Part::OutputScale);
-    match config.layers[index].output_scale {
-        BiasPresence::Absent => Ok(None),
-        BiasPresence::Optional if !tensors.file.has(&name) => Ok(None),
-        _ => Ok(Some(tensors.file.vector(&name, 1)?[0])),
-    }
+    let presence = config.layers[index].output_scale;
+    let scale = tensors.file.find_vector(&name, 1, presence)?;
+    Ok(scale.map(|one| one[0]))
 }
