@@ -54,7 +54,7 @@ opt-level = 0
 [workspace]
 END
 {
-    for module in error.rs env.rs cgroup.rs threads.rs quant/mod.rs ops/mod.rs; do
+    for module in error.rs env.rs cgroup.rs threads/mod.rs quant/mod.rs ops/mod.rs; do
         name=${module%/mod.rs}
         printf '#[path = "%s/src/%s"]\npub mod %s;\n' "$PWD" "$module" "${name%.rs}"
     done

@@ -8,13 +8,18 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::cgroup::{Groups, Version};
+mod cores;
+mod count;
+mod disjoint;
+
+use cores::Seat;
+pub use count::num_threads;
+pub use disjoint::Disjoint;
 
 /// How long a worker looks for the next job before it goes to sleep: a few times the gap between two operations of one
 /// forward pass.
@@ -22,6 +27,8 @@ const WORKER_SPINS: Duration = Duration::from_micros(200);
 /// How long the caller looks for the end of a job before it goes to sleep. Then the rest is with a worker that has lost its core to
 /// another process, and the system may give it the caller's: spinning on would hold up the very thread that is waited for.
 const CALLER_SPINS: Duration = Duration::from_micros(100);
+/// The seat of the thread that calls [`Pool::run`].
+const CALLER: usize = 0;
 /// Looks between two looks at the clock.
 const SPINS_PER_LOOK: u32 = 16;
 
@@ -42,6 +49,8 @@ struct Shared {
     /// Whether the caller sleeps until tasks complete, for which it hears `done`.
     caller_sleeps: AtomicBool,
     done: Condvar,
+    /// The caller's, then one per worker.
+    seats: Vec<Seat>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -122,6 +131,7 @@ impl Pool {
             bell: Condvar::new(),
             caller_sleeps: AtomicBool::new(false),
             done: Condvar::new(),
+            seats: (0..num_threads.max(1)).map(|_| Seat::default()).collect(),
             panic: Mutex::new(None),
         });
         let workers = (1..num_threads.max(1))
@@ -129,7 +139,7 @@ impl Pool {
                 let shared = Arc::clone(&shared);
                 std::thread::Builder::new()
                     .name(format!("compute-{index}"))
-                    .spawn(move || shared.work())
+                    .spawn(move || shared.work(index))
                     .expect("the system refuses to start a thread")
             })
             .collect();
@@ -168,7 +178,7 @@ impl Pool {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let task: Task<'_> = &task;
         let epoch = self.shared.publish(&task, num_tasks);
-        self.shared.claim_and_run(epoch);
+        self.shared.claim_and_run(epoch, CALLER);
         self.shared.wait_completed(num_tasks);
         let panic = self
             .shared
@@ -218,8 +228,8 @@ impl Shared {
         self.bell.notify_all();
     }
 
-    /// Claims and runs tasks of job `epoch` until none is left.
-    fn claim_and_run(&self, epoch: u64) {
+    /// Claims and runs tasks of job `epoch` until none is left; `seat` is this thread's.
+    fn claim_and_run(&self, epoch: u64, seat: usize) {
         loop {
             let state = self.state.load(Ordering::Acquire);
             let index = (state & u64::from(u32::MAX)) as usize;
@@ -240,6 +250,7 @@ impl Shared {
             // closure on its stack is alive; it is `Sync`, so calling it from here is allowed.
             #[allow(unsafe_code)]
             let task: Task<'_> = unsafe { *task };
+            self.seats[seat].begin();
             IN_TASK.set(true);
             let outcome = catch_unwind(AssertUnwindSafe(|| task(index)));
             IN_TASK.set(false);
@@ -253,12 +264,19 @@ impl Shared {
                 drop(self.wake.lock().unwrap_or_else(PoisonError::into_inner));
                 self.done.notify_one();
             }
+            self.seats[seat].end();
         }
     }
 
     fn wait_completed(&self, num_tasks: usize) {
         let is_complete = || self.completed.load(Ordering::SeqCst) >= num_tasks;
         if spin(CALLER_SPINS, || is_complete().then_some(())).is_some() {
+            return;
+        }
+        if self
+            .hand_core_on(CALLER, || is_complete().then_some(()))
+            .is_some()
+        {
             return;
         }
         let mut guard = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
@@ -272,17 +290,33 @@ impl Shared {
         self.caller_sleeps.store(false, Ordering::SeqCst);
     }
 
+    /// Gives this thread's core, which it is about to leave, to one that is inside a task and has none. Looks for it for a
+    /// moment, unless there is an answer meanwhile.
+    fn hand_core_on<T>(&self, own: usize, look: impl Fn() -> Option<T>) -> Option<T> {
+        for (_, seat) in self.seats.iter().enumerate().filter(|(i, _)| *i != own) {
+            if let Some(watched) = seat.watch() {
+                if let Some(found) = spin(cores::WATCH, &look) {
+                    return Some(found);
+                }
+                if seat.hand_core_to(watched) {
+                    break;
+                }
+            }
+        }
+        None
+    }
+
     /// A worker's life: wait for a new job number, help, repeat.
-    fn work(&self) {
+    fn work(&self, seat: usize) {
         let mut seen = 0;
-        while let Some(epoch) = self.next_epoch(seen) {
+        while let Some(epoch) = self.next_epoch(seen, seat) {
             seen = epoch;
-            self.claim_and_run(epoch);
+            self.claim_and_run(epoch, seat);
         }
     }
 
     /// Waits until the job number differs from `seen`; `None` when the pool ends.
-    fn next_epoch(&self, seen: u64) -> Option<u64> {
+    fn next_epoch(&self, seen: u64, seat: usize) -> Option<u64> {
         let look = || {
             (
                 self.state.load(Ordering::SeqCst) >> 32,
@@ -298,6 +332,9 @@ impl Shared {
             }
         };
         if let Some(found) = spin(WORKER_SPINS, news) {
+            return found;
+        }
+        if let Some(found) = self.hand_core_on(seat, news) {
             return found;
         }
         let mut guard = self.wake.lock().unwrap_or_else(PoisonError::into_inner);
@@ -334,89 +371,6 @@ fn spin<T>(limit: Duration, look: impl Fn() -> Option<T>) -> Option<T> {
             return None;
         }
     }
-}
-
-/// A slice that several tasks write to, each its own part.
-pub struct Disjoint<'a, T> {
-    start: *mut T,
-    len: usize,
-    owner: std::marker::PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: the pointer stands for an exclusive borrow of `[T]` that is handed out in parts; with `T: Send` the parts may be
-// used on any thread. That parts do not overlap is the duty of callers of `part`.
-#[allow(unsafe_code)]
-unsafe impl<T: Send> Sync for Disjoint<'_, T> {}
-
-impl<'a, T> Disjoint<'a, T> {
-    /// Borrows `slice` for writing in parts.
-    pub fn new(slice: &'a mut [T]) -> Self {
-        Self {
-            start: slice.as_mut_ptr(),
-            len: slice.len(),
-            owner: std::marker::PhantomData,
-        }
-    }
-
-    /// Elements `start..start + len`. Panics when they leave the slice.
-    ///
-    /// # Safety
-    /// Parts that are alive at the same time must not overlap.
-    #[allow(unsafe_code, clippy::mut_from_ref)]
-    pub unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
-        assert!(
-            start.checked_add(len).is_some_and(|end| end <= self.len),
-            "part {start}+{len} of {}",
-            self.len
-        );
-        // SAFETY: inside the borrowed slice by the assertion; not aliased by the caller's duty.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(start), len) }
-    }
-}
-
-/// How many threads this process should compute with: `requested`, else the CPUs it may run on, capped by the CPU quota
-/// of its control group (version 1 or 2, rounded down, at least 1).
-pub fn num_threads(requested: Option<usize>) -> usize {
-    requested.unwrap_or_else(|| {
-        // Honours the affinity mask (and on Linux already looks at the quota, which does no harm).
-        let affinity = std::thread::available_parallelism().map_or(1, usize::from);
-        let quota = cgroup_cpus(&Groups::of_this_process());
-        affinity.min(quota.unwrap_or(usize::MAX)).max(1)
-    })
-}
-
-/// The tightest CPU quota on the way from this process's control group to the root, in whole CPUs.
-fn cgroup_cpus(groups: &Groups) -> Option<usize> {
-    groups
-        .folders("cpu")
-        .iter()
-        .filter_map(|(version, folder)| match version {
-            Version::V2 => quota_v2(folder),
-            Version::V1 => quota_v1(folder),
-        })
-        .min_by(f64::total_cmp)
-        .map(|cpus| (cpus.floor() as usize).max(1))
-}
-
-fn quota_v2(folder: &Path) -> Option<f64> {
-    let text = std::fs::read_to_string(folder.join("cpu.max")).ok()?;
-    let (quota, period) = text.trim().split_once(' ')?;
-    ratio(quota.parse().ok()?, period.parse().ok()?)
-}
-
-fn quota_v1(folder: &Path) -> Option<f64> {
-    let read = |name: &str| {
-        std::fs::read_to_string(folder.join(name))
-            .ok()?
-            .trim()
-            .parse::<f64>()
-            .ok()
-    };
-    ratio(read("cpu.cfs_quota_us")?, read("cpu.cfs_period_us")?)
-}
-
-fn ratio(quota: f64, period: f64) -> Option<f64> {
-    (quota > 0.0 && period > 0.0).then_some(quota / period)
 }
 
 #[cfg(test)]
@@ -507,37 +461,5 @@ mod tests {
                 });
             }
         });
-    }
-
-    #[test]
-    #[should_panic(expected = "part 3+2 of 4")]
-    #[allow(unsafe_code)]
-    fn a_part_outside_the_slice_panics() {
-        let mut data = [0; 4];
-        // SAFETY: the only part.
-        unsafe { Disjoint::new(&mut data).part(3, 2) };
-    }
-
-    #[test]
-    fn quotas_of_both_control_group_versions_are_rounded_down_and_inherited() {
-        let root = tempfile::tempdir().unwrap();
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        write("a/cpu.max", "250000 100000\n");
-        write("a/b/cpu.max", "max 100000\n");
-        write("tiny/cpu.max", "50000 100000\n");
-        write("cpu/old/cpu.cfs_quota_us", "300000\n");
-        write("cpu/old/cpu.cfs_period_us", "100000\n");
-        write("cpu/free/cpu.cfs_quota_us", "-1\n");
-        write("cpu/free/cpu.cfs_period_us", "100000\n");
-        let cpus = |own: &str| cgroup_cpus(&Groups::at(root.path(), own));
-        assert_eq!(cpus("0::/a/b\n"), Some(2));
-        assert_eq!(cpus("0::/tiny\n"), Some(1));
-        assert_eq!(cpus("4:cpu,cpuacct:/old\n3:memory:/old\n"), Some(3));
-        assert_eq!(cpus("4:cpu,cpuacct:/free\n"), None);
-        assert_eq!(cpus("0::/nowhere\n"), None);
     }
 }
