@@ -1,5 +1,6 @@
 //! From a checkpoint on disk to a [`Model`] with a running worker.
 
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -50,8 +51,16 @@ pub(super) fn load_planned(
     let options = LoadOptions::default();
     let weight_bytes = weigh(&weights, &config, options.path).map_err(cannot_load)?;
     let plan = plan(&config, weight_bytes).map_err(cannot_load)?;
-    let text = TextParts::read(&weights, path, &config).map_err(cannot_load)?;
-    let transformer = assemble(&ctx, &weights, config, options).map_err(cannot_load)?;
+    let (text, transformer) = std::thread::scope(|scope| {
+        // Beside the weights: a large vocabulary takes one core as long as the weights take all of them.
+        let text = scope.spawn(|| TextParts::read(&weights, path, &config));
+        let transformer = assemble(&ctx, &weights, config.clone(), options);
+        (text.join(), transformer)
+    });
+    let text = text
+        .unwrap_or_else(|panic| resume_unwind(panic))
+        .map_err(cannot_load)?;
+    let transformer = transformer.map_err(cannot_load)?;
     let vocab_size = transformer.config().vocab_size as u32;
     settings.masked_ids = (0..vocab_size)
         .filter(|&id| !text.tokenizer.has_text(id))

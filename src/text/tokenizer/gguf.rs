@@ -301,8 +301,10 @@ fn byte_level(data: &GgufTokenizerData) -> Result<Tokenizer> {
     if pre.sentence_piece {
         return raw_bpe(data, pre);
     }
+    let vocab = data.vocab();
+    let merges = listed_merges(data, &vocab)?;
     let model = BPE::builder()
-        .vocab_and_merges(data.vocab(), listed_merges(data)?)
+        .vocab_and_merges(vocab, merges)
         .ignore_merges(data.ignore_merges.unwrap_or(pre.ignore_merges));
     let mut inner =
         tokenizers::Tokenizer::new(model.build().map_err(|error| build_error(&*error))?);
@@ -325,7 +327,9 @@ fn byte_level(data: &GgufTokenizerData) -> Result<Tokenizer> {
 
 /// Listed merges over raw UTF-8, as Gemma 4 has them.
 fn raw_bpe(data: &GgufTokenizerData, pre: &PreType) -> Result<Tokenizer> {
-    let mut inner = raw_tokenizer(data, listed_merges(data)?, false)?;
+    let vocab = data.vocab();
+    let merges = listed_merges(data, &vocab)?;
+    let mut inner = raw_tokenizer(data, vocab, merges, false)?;
     inner.with_pre_tokenizer(Some(pre.pre_tokenizer()?));
     let spelling = Spelling::SentencePiece { strip_first: false };
     // Files of this family exist that deny the beginning token the model needs.
@@ -366,7 +370,7 @@ fn sentence_piece(data: &GgufTokenizerData) -> Result<Tokenizer> {
         })
         .collect();
     let add_space = data.add_space_prefix.unwrap_or(true);
-    let inner = raw_tokenizer(data, merges_of_scores(&pieces), add_space)?;
+    let inner = raw_tokenizer(data, data.vocab(), merges_of_scores(&pieces), add_space)?;
     let spelling = Spelling::SentencePiece {
         strip_first: add_space,
     };
@@ -384,11 +388,12 @@ fn sentence_piece(data: &GgufTokenizerData) -> Result<Tokenizer> {
 
 fn raw_tokenizer(
     data: &GgufTokenizerData,
+    vocab: Vocab,
     merges: Vec<(String, String)>,
     add_space: bool,
 ) -> Result<tokenizers::Tokenizer> {
     let mut model = BPE::builder()
-        .vocab_and_merges(data.vocab(), merges)
+        .vocab_and_merges(vocab, merges)
         .byte_fallback(true)
         .fuse_unk(true);
     let unk = data
@@ -422,13 +427,12 @@ fn raw_tokenizer(
 }
 
 /// The merges of the file. Those whose parts or result are no tokens can never apply and are left out.
-fn listed_merges(data: &GgufTokenizerData) -> Result<Vec<(String, String)>> {
+fn listed_merges(data: &GgufTokenizerData, vocab: &Vocab) -> Result<Vec<(String, String)>> {
     if data.merges.is_empty() {
         return Err(Error::invalid(
             "cannot build the tokenizer: `tokenizer.ggml.merges` is empty or missing",
         ));
     }
-    let vocab: std::collections::HashSet<&str> = data.tokens.iter().map(String::as_str).collect();
     let mut merges = Vec::with_capacity(data.merges.len());
     let mut joined = String::new();
     for merge in &data.merges {
@@ -446,7 +450,10 @@ fn listed_merges(data: &GgufTokenizerData) -> Result<Vec<(String, String)>> {
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
-        if vocab.contains(left) && vocab.contains(right) && vocab.contains(&*joined) {
+        if [left, right, &*joined]
+            .iter()
+            .all(|part| vocab.contains_key(*part))
+        {
             merges.push((left.to_string(), right.to_string()));
         }
     }
