@@ -166,6 +166,9 @@ def rows(models):
     moe = lambda: models.random("olmoe-1b-7b", "Q4_K")
     yield "prefill / OLMoE 1B of 7B Q4_K", lambda peers: prefill(peers, moe())
     yield "decode / OLMoE 1B of 7B Q4_K", lambda peers: decode(peers, moe())
+    hybrid = lambda: models.random("qwen3.5-0.8b", "Q4_K")
+    yield "prefill / Qwen3.5 0.8B Q4_K", lambda peers: prefill(peers, hybrid())
+    yield "decode / Qwen3.5 0.8B Q4_K", lambda peers: decode(peers, hybrid())
     for quant in SLOWEST:
         yield f"prefill / 1B {quant}", lambda peers, quant=quant: prefill(peers, one_b(quant))
     for quant in ("Q4_K", "Q8_0"):

@@ -35,7 +35,7 @@ pub const PACKED_SHAPES: [(usize, usize, usize); 8] = [
 ];
 
 /// The same for float weights: any number of input features.
-pub const FLOAT_SHAPES: [(usize, usize, usize); 10] = [
+pub const FLOAT_SHAPES: [(usize, usize, usize); 12] = [
     (1, 1, 1),
     (1, 33, 48),
     (2, 5, 17),
@@ -46,6 +46,8 @@ pub const FLOAT_SHAPES: [(usize, usize, usize); 10] = [
     (1, 9, 3100),
     (29, 65, 56),
     (13, 3, 2000),
+    (9, 7, 512),
+    (101, 19, 1100),
 ];
 
 /// Blocks of random bytes with small half-precision scales.
