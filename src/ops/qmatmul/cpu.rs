@@ -152,27 +152,27 @@ pub(super) fn expand(level: CpuLevel, format: Format, panels: &[u8], out: &mut [
 
 simd_kernel! {
     /// `blocks` blocks of two packed panels in format number `F` times a tile of one row.
-    unsafe fn packed_row<const F: u8>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body
+    unsafe fn packed_row<const F: u8>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body; products
 }
 
 simd_kernel! {
     /// The same for a tile of `M` rows.
-    unsafe fn packed<const F: u8, const M: usize>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin
+    unsafe fn packed<const F: u8, const M: usize>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin; products
 }
 
 simd_kernel! {
     /// The same for up to [`FEW_TILES`] tiles of [`TILE_ROWS`] rows.
-    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin
+    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin; products
 }
 
 simd_kernel! {
     /// `groups` records of two expanded panels times a tile of [`TILE_ROWS`] rows.
-    unsafe fn expanded<const F: u8>(panels: *const u8, groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
+    unsafe fn expanded<const F: u8>(panels: *const u8, groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin; products
 }
 
 simd_kernel! {
     /// Expands `blocks` blocks of two panels.
-    unsafe fn expand_kernel<const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin
+    unsafe fn expand_kernel<const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin; products
 }
 
 #[inline(always)]
@@ -450,6 +450,16 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
     // SAFETY: the words of chunk c lie at `c M`.
     unsafe {
         let mut totals = [[V::splat_i32(0); PANELS]; M];
+        // Chunks that are yet to be joined cost one or two rows more than matrices would save.
+        if V::MATRICES && (G::JOINED || M > 2) {
+            if M > 1 {
+                return dots_of_matrices::<V, G, F, M, M>(group, factors, x);
+            }
+            // Half of the sums are for nothing, and as many instructions as without matrices.
+            let twice = dots_of_matrices::<V, G, F, 2, 1>(group, factors, x);
+            totals[0] = twice[0];
+            return totals;
+        }
         if matches!(format.codes(), Codes::Bytes | Codes::Table) {
             for c in 0..CHUNKS {
                 let weights = [group[0].chunk(c), group[1].chunk(c)];
@@ -488,6 +498,65 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
                     } else {
                         V::add_i32(totals[m][p], sum)
                     };
+                }
+            }
+        }
+        totals
+    }
+}
+
+/// [`dots`] by products of matrices, for `M` rows (an even number); with a `STRIDE` of 1 for the same row `M` times.
+#[inline(always)]
+unsafe fn dots_of_matrices<
+    V: Simd,
+    G: Group<V>,
+    const F: u8,
+    const M: usize,
+    const STRIDE: usize,
+>(
+    group: &[G; PANELS],
+    factors: &[Factors<V>; PANELS],
+    x: *const i32,
+) -> [[V::I32; PANELS]; M] {
+    let by_half = const {
+        matches!(
+            format_of(F).scheme(),
+            Scheme::KScale16 { .. } | Scheme::KScaleMin16
+        )
+    };
+    let step = if by_half { CHUNKS / 2 } else { CHUNKS };
+    // SAFETY: the words of chunk c lie at `c STRIDE`.
+    unsafe {
+        let mut totals = [[V::splat_i32(0); PANELS]; M];
+        for part in 0..CHUNKS / step {
+            let mut sums = [[V::splat_i32(0); PANELS]; M];
+            for m in 0..M {
+                sums[m] = [V::acc_widen(start::<V, F, STRIDE>(x, part * step, m % STRIDE)); PANELS];
+            }
+            for m in 0..M / 2 {
+                for p in 0..PANELS {
+                    [sums[2 * m][p], sums[2 * m + 1][p]] =
+                        V::to_matrices([sums[2 * m][p], sums[2 * m + 1][p]]);
+                }
+            }
+            for pair in 0..step / 2 {
+                let c = part * step + 2 * pair;
+                let weights = [group[0].joined(c), group[1].joined(c)];
+                V::dot_joined::<M, STRIDE>(&mut sums, weights, x.add(c * STRIDE));
+            }
+            for m in 0..M / 2 {
+                for p in 0..PANELS {
+                    [sums[2 * m][p], sums[2 * m + 1][p]] =
+                        V::from_matrices([sums[2 * m][p], sums[2 * m + 1][p]]);
+                }
+            }
+            for m in 0..M {
+                for p in 0..PANELS {
+                    let mut sum = sums[m][p];
+                    if by_half {
+                        sum = V::scale_i32(sum, factors[p].halves[part]);
+                    }
+                    totals[m][p] = V::add_i32(totals[m][p], sum);
                 }
             }
         }
