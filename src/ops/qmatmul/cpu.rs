@@ -10,6 +10,7 @@ use super::groups::{
     CHUNKS, ExpandedGroup, Factors, Group, Header, PackedGroup, expand_group, format_of,
 };
 use super::layout::{Codes, Format, MAX_EXPANDED_BYTES, PANEL_ROWS, Scheme};
+use super::matrices::dots_of_matrices;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
 
@@ -450,7 +451,7 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
     // SAFETY: the words of chunk c lie at `c M`.
     unsafe {
         let mut totals = [[V::splat_i32(0); PANELS]; M];
-        // Chunks that are yet to be joined cost one or two rows more than matrices would save.
+        // Where chunks are yet to be joined, that costs one or two rows more than matrices save.
         if V::MATRICES && (G::JOINED || M > 2) {
             if M > 1 {
                 return dots_of_matrices::<V, G, F, M, M>(group, factors, x);
@@ -505,70 +506,15 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
     }
 }
 
-/// [`dots`] by products of matrices, for `M` rows (an even number); with a `STRIDE` of 1 for the same row `M` times.
-#[inline(always)]
-unsafe fn dots_of_matrices<
-    V: Simd,
-    G: Group<V>,
-    const F: u8,
-    const M: usize,
-    const STRIDE: usize,
->(
-    group: &[G; PANELS],
-    factors: &[Factors<V>; PANELS],
-    x: *const i32,
-) -> [[V::I32; PANELS]; M] {
-    let by_half = const {
-        matches!(
-            format_of(F).scheme(),
-            Scheme::KScale16 { .. } | Scheme::KScaleMin16
-        )
-    };
-    let step = if by_half { CHUNKS / 2 } else { CHUNKS };
-    // SAFETY: the words of chunk c lie at `c STRIDE`.
-    unsafe {
-        let mut totals = [[V::splat_i32(0); PANELS]; M];
-        for part in 0..CHUNKS / step {
-            let mut sums = [[V::splat_i32(0); PANELS]; M];
-            for m in 0..M {
-                sums[m] = [V::acc_widen(start::<V, F, STRIDE>(x, part * step, m % STRIDE)); PANELS];
-            }
-            for m in 0..M / 2 {
-                for p in 0..PANELS {
-                    [sums[2 * m][p], sums[2 * m + 1][p]] =
-                        V::to_matrices([sums[2 * m][p], sums[2 * m + 1][p]]);
-                }
-            }
-            for pair in 0..step / 2 {
-                let c = part * step + 2 * pair;
-                let weights = [group[0].joined(c), group[1].joined(c)];
-                V::dot_joined::<M, STRIDE>(&mut sums, weights, x.add(c * STRIDE));
-            }
-            for m in 0..M / 2 {
-                for p in 0..PANELS {
-                    [sums[2 * m][p], sums[2 * m + 1][p]] =
-                        V::from_matrices([sums[2 * m][p], sums[2 * m + 1][p]]);
-                }
-            }
-            for m in 0..M {
-                for p in 0..PANELS {
-                    let mut sum = sums[m][p];
-                    if by_half {
-                        sum = V::scale_i32(sum, factors[p].halves[part]);
-                    }
-                    totals[m][p] = V::add_i32(totals[m][p], sum);
-                }
-            }
-        }
-        totals
-    }
-}
-
 /// What an accumulator starts with at chunk `c`: minus the zero point times the activations it belongs to, where that begins.
 ///
 /// Sums of products with recentred codes stay within 16 bits, and what wraps on the way comes back.
 #[inline(always)]
-unsafe fn start<V: Simd, const F: u8, const M: usize>(x: *const i32, c: usize, m: usize) -> V::Acc {
+pub(super) unsafe fn start<V: Simd, const F: u8, const M: usize>(
+    x: *const i32,
+    c: usize,
+    m: usize,
+) -> V::Acc {
     // SAFETY: the words of `M` rows.
     unsafe {
         let all = x.add(word::NEG_PAIRS * M + m);
