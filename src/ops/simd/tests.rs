@@ -382,6 +382,10 @@ unsafe fn products_of_matrices<V: Simd>(case: &Case, results: &mut Results) {
 
 /// Sums of `M` rows that start somewhere, two products of joined chunks of all rows added.
 #[inline(always)]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or panel in several arrays at once"
+)]
 unsafe fn joined_sums<V: Simd, const M: usize, const STRIDE: usize>(
     case: &Case,
     results: &mut Results,
