@@ -1,5 +1,5 @@
 #!/bin/sh
-# Tests the CPU kernels on aarch64: every op on the levels `neon`, `neon-dotprod` and `scalar`, compared by bits.
+# Tests the CPU kernels on aarch64: every op on the levels `neon`, `neon-dotprod`, `neon-i8mm` and `scalar`, compared by bits.
 #
 #   scripts/check-aarch64.sh
 #
@@ -61,11 +61,11 @@ END
     cat <<END
 #[cfg(test)]
 mod levels {
-    use crate::ops::CpuLevel::{self, Neon, NeonDot, Scalar};
+    use crate::ops::CpuLevel::{self, Neon, NeonDot, NeonI8mm, Scalar};
 
     #[test]
-    fn neon_is_tested_with_dot_products_and_without() {
-        assert_eq!(CpuLevel::available(), [Scalar, Neon, NeonDot]);
+    fn neon_is_tested_alone_with_dot_products_and_with_products_of_matrices() {
+        assert_eq!(CpuLevel::available(), [Scalar, Neon, NeonDot, NeonI8mm]);
     }
 }
 END

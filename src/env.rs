@@ -78,7 +78,7 @@ variables! {
     THREADS = "OXYDLLM_THREADS", Allowed::AtLeast(1), "the CPUs granted to the process", "Number of compute threads.";
     DEVICES = "OXYDLLM_DEVICES", Allowed::Numbers, "the first GPU", "GPU to compute on, in builds for one.";
     ALLOW_CPU = "OXYDLLM_ALLOW_CPU", Allowed::Switch, "off", "Lets a GPU build compute on the CPU where no GPU can be used.";
-    CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx512", "neon", "neon-dotprod"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results. A level that the CPU lacks is an error.";
+    CPU_LEVEL = "OXYDLLM_CPU_LEVEL", Allowed::OneOf(&["scalar", "avx2", "avx-vnni", "avx512", "neon", "neon-dotprod", "neon-i8mm"]), "the best that the CPU has", "Lowers the instruction set that the kernels use; never changes results. A level that the CPU lacks is an error.";
     GDN_DEBUG = "OXYDLLM_GDN_DEBUG", Allowed::Switch, "off", "Looks for values that are not finite after each stage of a delta rule layer, and warns of them.";
     GDN_CHUNK = "OXYDLLM_GDN_CHUNK", Allowed::AtLeast(1), "64", "Tokens of a prompt that a delta rule layer takes through a part of its memory in one go; never changes results.";
     HF_TOKEN = "HF_TOKEN", Allowed::Text, "none", "Token for gated and private repositories of the hub.";
@@ -320,7 +320,9 @@ mod tests {
         assert!(THREADS.check("99999999999999999999999").is_err());
         let message = CPU_LEVEL.check("sse").unwrap_err().to_string();
         assert!(
-            message.ends_with("expected one of scalar, avx2, avx512, neon, neon-dotprod"),
+            message.ends_with(
+                "expected one of scalar, avx2, avx-vnni, avx512, neon, neon-dotprod, neon-i8mm"
+            ),
             "{message}"
         );
         assert!(HF_ENDPOINT.check("huggingface.co").is_err());

@@ -120,7 +120,7 @@ const INT8_MACS: usize = 8 * 2 * 4 * 32;
 
 simd_kernel! {
     /// Integer products, as the microkernel of packed weights makes them, from the first-level cache.
-    unsafe fn int8() -> f32 = int8_body
+    unsafe fn int8() -> f32 = int8_body; products
 }
 
 #[inline(always)]
@@ -130,6 +130,21 @@ unsafe fn int8_body<V: Simd>() -> f32 {
     // SAFETY: the arrays hold what is read; the instruction set is the caller's duty.
     unsafe {
         let mut total = V::splat_i32(0);
+        if V::MATRICES {
+            for _ in 0..ROUNDS {
+                let mut sums = [[V::splat_i32(0); 2]; 4];
+                for c in 0..4 {
+                    let weights = [0, 8].map(|p| {
+                        [0, 1].map(|next| V::load_bytes(weights[2 * c + next + p].as_ptr()))
+                    });
+                    V::dot_joined::<4, 4>(&mut sums, weights, x.as_ptr().add(c * 32).cast());
+                }
+                for sum in sums.as_flattened() {
+                    total = V::add_i32(total, *sum);
+                }
+            }
+            return first_lane::<V>(V::to_f32(total));
+        }
         for _ in 0..ROUNDS {
             let mut accs = [[V::acc_zero(); 2]; 4];
             for c in 0..8 {

@@ -12,28 +12,35 @@ pub enum CpuLevel {
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// The same with AVX-VNNI.
+    AvxVnni,
     /// x86-64 with AVX-512 F, BW, VL and VNNI besides.
     Avx512,
     /// aarch64 with NEON.
     Neon,
     /// aarch64 with NEON and the dot products of ARMv8.2.
     NeonDot,
+    /// The same with the matrix products of ARMv8.6 (i8mm).
+    NeonI8mm,
 }
 
 impl CpuLevel {
     /// All levels, of every kind of CPU.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 7] = [
         Self::Scalar,
         Self::Avx2,
+        Self::AvxVnni,
         Self::Avx512,
         Self::Neon,
         Self::NeonDot,
+        Self::NeonI8mm,
     ];
 
-    /// The best level of this CPU.
+    /// The best level of this CPU, except [`Self::AvxVnni`]: that one has run nowhere yet, so it is used where it is named.
     pub fn detect() -> Self {
         *Self::available()
-            .last()
+            .iter()
+            .rfind(|level| **level != Self::AvxVnni)
             .expect("every CPU has the scalar level")
     }
 
@@ -76,6 +83,8 @@ impl CpuLevel {
                     && is_x86_feature_detected!("bmi2")
             }
             #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => Self::Avx2.is_available() && is_x86_feature_detected!("avxvnni"),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
                 Self::Avx2.is_available()
                     && is_x86_feature_detected!("avx512f")
@@ -89,6 +98,10 @@ impl CpuLevel {
             Self::NeonDot => {
                 Self::Neon.is_available() && std::arch::is_aarch64_feature_detected!("dotprod")
             }
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm => {
+                Self::NeonDot.is_available() && std::arch::is_aarch64_feature_detected!("i8mm")
+            }
             _ => false,
         }
     }
@@ -98,11 +111,13 @@ impl CpuLevel {
         match self {
             Self::Scalar => "nothing",
             Self::Avx2 => "x86-64 with AVX2, FMA, F16C, BMI1 and BMI2",
+            Self::AvxVnni => "x86-64 with AVX2, FMA, F16C, BMI1, BMI2 and AVX-VNNI",
             Self::Avx512 => {
                 "x86-64 with AVX2, FMA, F16C, BMI1, BMI2 and AVX-512 F, BW, VL and VNNI"
             }
             Self::Neon => "aarch64 with NEON",
             Self::NeonDot => "aarch64 with NEON and dot products",
+            Self::NeonI8mm => "aarch64 with NEON, dot products and i8mm",
         }
     }
 
@@ -110,9 +125,11 @@ impl CpuLevel {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
             Self::Neon => "neon",
             Self::NeonDot => "neon-dotprod",
+            Self::NeonI8mm => "neon-i8mm",
         }
     }
 }

@@ -10,6 +10,7 @@ use super::groups::{
     CHUNKS, ExpandedGroup, Factors, Group, Header, PackedGroup, expand_group, format_of,
 };
 use super::layout::{Codes, Format, MAX_EXPANDED_BYTES, PANEL_ROWS, Scheme};
+use super::matrices::dots_of_matrices;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
 
@@ -152,27 +153,27 @@ pub(super) fn expand(level: CpuLevel, format: Format, panels: &[u8], out: &mut [
 
 simd_kernel! {
     /// `blocks` blocks of two packed panels in format number `F` times a tile of one row.
-    unsafe fn packed_row<const F: u8>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body
+    unsafe fn packed_row<const F: u8>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_row_body; products
 }
 
 simd_kernel! {
     /// The same for a tile of `M` rows.
-    unsafe fn packed<const F: u8, const M: usize>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin
+    unsafe fn packed<const F: u8, const M: usize>(panels: *const u8, blocks: usize, tile: &Tile, y: &mut Sums) = packed_body, no twin; products
 }
 
 simd_kernel! {
     /// The same for up to [`FEW_TILES`] tiles of [`TILE_ROWS`] rows.
-    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin
+    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin; products
 }
 
 simd_kernel! {
     /// `groups` records of two expanded panels times a tile of [`TILE_ROWS`] rows.
-    unsafe fn expanded<const F: u8>(panels: *const u8, groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin
+    unsafe fn expanded<const F: u8>(panels: *const u8, groups: usize, tile: &Tile, y: &mut Sums) = expanded_body, no twin; products
 }
 
 simd_kernel! {
     /// Expands `blocks` blocks of two panels.
-    unsafe fn expand_kernel<const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin
+    unsafe fn expand_kernel<const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) = expand_body, no twin; products
 }
 
 #[inline(always)]
@@ -450,6 +451,16 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
     // SAFETY: the words of chunk c lie at `c M`.
     unsafe {
         let mut totals = [[V::splat_i32(0); PANELS]; M];
+        // Where chunks are yet to be joined, that costs one or two rows more than matrices save.
+        if V::MATRICES && (G::JOINED || M > 2) {
+            if M > 1 {
+                return dots_of_matrices::<V, G, F, M, M>(group, factors, x);
+            }
+            // Half of the sums are for nothing, and as many instructions as without matrices.
+            let twice = dots_of_matrices::<V, G, F, 2, 1>(group, factors, x);
+            totals[0] = twice[0];
+            return totals;
+        }
         if matches!(format.codes(), Codes::Bytes | Codes::Table) {
             for c in 0..CHUNKS {
                 let weights = [group[0].chunk(c), group[1].chunk(c)];
@@ -499,7 +510,11 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
 ///
 /// Sums of products with recentred codes stay within 16 bits, and what wraps on the way comes back.
 #[inline(always)]
-unsafe fn start<V: Simd, const F: u8, const M: usize>(x: *const i32, c: usize, m: usize) -> V::Acc {
+pub(super) unsafe fn start<V: Simd, const F: u8, const M: usize>(
+    x: *const i32,
+    c: usize,
+    m: usize,
+) -> V::Acc {
     // SAFETY: the words of `M` rows.
     unsafe {
         let all = x.add(word::NEG_PAIRS * M + m);

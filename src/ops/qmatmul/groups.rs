@@ -71,6 +71,10 @@ pub(super) struct Factors<V: Simd> {
 pub(super) trait Group<V: Simd> {
     /// Chunk `c` as unsigned codes, or as signed bytes in the formats that have those.
     unsafe fn chunk(&self, c: usize) -> V::Bytes;
+    /// Whether the record holds joined chunks, on the levels with [`Simd::MATRICES`]: then [`Group::chunk`] is not to be called there.
+    const JOINED: bool;
+    /// Chunks `c` and `c + 1` ([`Simd::join`]), for an even `c`.
+    unsafe fn joined(&self, c: usize) -> [V::Bytes; 2];
     unsafe fn factors(&self) -> Factors<V>;
 }
 
@@ -84,6 +88,14 @@ impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
     unsafe fn chunk(&self, c: usize) -> V::Bytes {
         // SAFETY: the caller's duty.
         unsafe { chunk::<V, F>(self.record, c) }
+    }
+
+    const JOINED: bool = false;
+
+    #[inline(always)]
+    unsafe fn joined(&self, c: usize) -> [V::Bytes; 2] {
+        // SAFETY: the caller's duty.
+        unsafe { V::join(self.chunk(c), self.chunk(c + 1)) }
     }
 
     #[inline(always)]
@@ -127,7 +139,8 @@ impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
     }
 }
 
-/// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has.
+/// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has. On the levels with
+/// [`Simd::MATRICES`] the chunks are joined two by two.
 pub(super) struct ExpandedGroup<const F: u8> {
     pub(super) record: *const u8,
 }
@@ -135,8 +148,22 @@ pub(super) struct ExpandedGroup<const F: u8> {
 impl<V: Simd, const F: u8> Group<V> for ExpandedGroup<F> {
     #[inline(always)]
     unsafe fn chunk(&self, c: usize) -> V::Bytes {
+        debug_assert!(!V::MATRICES);
         // SAFETY: eight vectors of codes.
         unsafe { V::load_bytes(self.record.add(c * VECTOR)) }
+    }
+
+    const JOINED: bool = true;
+
+    #[inline(always)]
+    unsafe fn joined(&self, c: usize) -> [V::Bytes; 2] {
+        // SAFETY: eight vectors of codes.
+        unsafe {
+            [
+                V::load_bytes(self.record.add(c * VECTOR)),
+                V::load_bytes(self.record.add((c + 1) * VECTOR)),
+            ]
+        }
     }
 
     #[inline(always)]
@@ -175,8 +202,16 @@ pub(super) unsafe fn expand_group<V: Simd, const F: u8>(group: &PackedGroup<V, F
     let count = const { format_of(F).factor_vectors() };
     // SAFETY: an expanded record has eight vectors of codes and `count` of factors.
     unsafe {
-        for c in 0..CHUNKS {
-            V::store_bytes(out.add(c * VECTOR), group.chunk(c));
+        if V::MATRICES {
+            for pair in 0..CHUNKS / 2 {
+                let [first, second] = group.joined(2 * pair);
+                V::store_bytes(out.add(2 * pair * VECTOR), first);
+                V::store_bytes(out.add((2 * pair + 1) * VECTOR), second);
+            }
+        } else {
+            for c in 0..CHUNKS {
+                V::store_bytes(out.add(c * VECTOR), group.chunk(c));
+            }
         }
         let factors = group.factors();
         let p = out.add(CHUNKS * VECTOR);

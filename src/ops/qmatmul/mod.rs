@@ -15,6 +15,7 @@ mod bits;
 mod cpu;
 mod groups;
 mod layout;
+mod matrices;
 #[cfg(test)]
 mod oracle;
 mod pack;

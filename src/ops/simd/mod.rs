@@ -10,23 +10,27 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
-mod avx512;
 pub mod math;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+#[cfg(target_arch = "aarch64")]
+mod neon_i8mm;
 mod scalar;
 pub mod softmax;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
-pub use avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 pub use neon::Neon;
+#[cfg(target_arch = "aarch64")]
+pub use neon_i8mm::NeonI8mm;
 pub use scalar::Scalar;
+#[cfg(target_arch = "x86_64")]
+pub use vnni::Vnni;
 
 /// Float lanes of one vector.
 pub const LANES: usize = 8;
@@ -166,6 +170,60 @@ pub trait Simd: Copy + 'static {
     unsafe fn acc_widen_scaled(acc: Self::Acc, factor: Self::I32) -> Self::I32;
     /// Adds the four products of each lane to `acc`: both signed; activations above -128.
     unsafe fn dot_i8(acc: Self::I32, weights: Self::Bytes, activations: Self::Bytes) -> Self::I32;
+
+    /// Whether kernels of several rows multiply matrices of 2 × 8 and 8 × 2 bytes: with [`Simd::dot_joined`]. Other levels have the
+    /// methods from here on too, but no kernel calls them there.
+    const MATRICES: bool = false;
+    /// Two vectors of four bytes per row as two vectors of eight bytes per row, in an order of the level's own.
+    #[inline(always)]
+    unsafe fn join(first: Self::Bytes, second: Self::Bytes) -> [Self::Bytes; 2] {
+        [first, second]
+    }
+    /// Sums of two rows of activations, in an order of the level's own: that of [`Simd::dot_joined`].
+    #[inline(always)]
+    unsafe fn to_matrices(sums: [Self::I32; 2]) -> [Self::I32; 2] {
+        sums
+    }
+    /// What [`Simd::to_matrices`] was given.
+    #[inline(always)]
+    unsafe fn from_matrices(sums: [Self::I32; 2]) -> [Self::I32; 2] {
+        sums
+    }
+    /// Two times [`Simd::dot_i8`] for `M` rows (an even number) and two joined pairs of weights: to `sums[m][p]` are added the products of
+    /// the first vector of `weights[p]` and the four bytes at `x + m`, and those of the second and the four at `x + STRIDE + m`. With a
+    /// `STRIDE` of 1 every row has the same bytes.
+    #[inline(always)]
+    unsafe fn dot_joined<const M: usize, const STRIDE: usize>(
+        sums: &mut [[Self::I32; 2]; M],
+        weights: [[Self::Bytes; 2]; 2],
+        x: *const i32,
+    ) {
+        // SAFETY: the caller's duty.
+        unsafe {
+            for (m, sums) in sums.iter_mut().enumerate() {
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    for (c, weights) in weights.into_iter().enumerate() {
+                        let four = Self::splat4(x.add(c * STRIDE + m % STRIDE).cast());
+                        *sum = Self::dot_i8(*sum, weights, four);
+                    }
+                }
+            }
+        }
+    }
+    /// Sums times a factor per lane, given as the same i16 in both halves of the lane; products are within i32.
+    #[inline(always)]
+    unsafe fn scale_i32(sums: Self::I32, factor: Self::I32) -> Self::I32 {
+        let (mut lanes, mut factors) = ([0_i32; LANES], [0_i32; LANES]);
+        // SAFETY: the arrays hold one vector each.
+        unsafe {
+            Self::store_i32(lanes.as_mut_ptr(), sums);
+            Self::store_i32(factors.as_mut_ptr(), factor);
+            for (lane, factor) in lanes.iter_mut().zip(factors) {
+                *lane = lane.wrapping_mul(factor >> 16);
+            }
+            Self::load_i32(lanes.as_ptr())
+        }
+    }
 }
 
 /// Adds sixteen lanes with the fixed tree: (l, l+8), (l, l+4), (l, l+2), (l, l+1).
@@ -198,8 +256,11 @@ fn sum8(lanes: &[f32; LANES]) -> f32 {
 /// Makes `fn $name(level, args…)`, which runs the generic `unsafe fn $body::<V>(args…)` compiled for the CPU level.
 ///
 /// The body may assume that the CPU has `V`'s instruction set; its other duties are the caller's. `= $body, no twin` leaves
-/// the software twin out: then the caller never asks for it.
+/// the software twin out: then the caller never asks for it. A kernel that multiplies bytes ends with `; products`; all others would not
+/// differ on the levels that only have other products of bytes, `avx-vnni` and `neon-i8mm`, and run the code of the level below them.
 macro_rules! simd_kernel {
+    (@products [] $own:block $below:block) => { $below };
+    (@products [products] $own:block $below:block) => { $own };
     (@twin [] $body:ident [$($c:ident),*] [$($arg:ident),*]) => {
         // SAFETY: the software twin needs no instruction set; the rest is the caller's duty.
         unsafe { $body::<$crate::ops::simd::Scalar $(, $c)*>($($arg),*) }
@@ -207,7 +268,7 @@ macro_rules! simd_kernel {
     (@twin [no twin] $($rest:tt)*) => {
         unreachable!("this kernel has no software twin")
     };
-    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident $(<$(const $c:ident: $ct:ty),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident $(, $no:ident $twin:ident)?) => {
+    ($(#[$doc:meta])* $vis:vis unsafe fn $name:ident $(<$(const $c:ident: $ct:ty),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident $(, $no:ident $twin:ident)? $(; $products:ident)?) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $vis unsafe fn $name $(<$(const $c: $ct),*>)? (level: $crate::ops::cpu_level::CpuLevel, $($arg: $ty),*) $(-> $ret)? {
@@ -223,7 +284,15 @@ macro_rules! simd_kernel {
             #[allow(clippy::too_many_arguments)]
             unsafe fn avx512 $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
                 // SAFETY: this function is only called when the level says that the CPU has all of these.
-                unsafe { $body::<$crate::ops::simd::Avx512 $($(, $c)*)?>($($arg),*) }
+                unsafe { $body::<$crate::ops::simd::Vnni<true> $($(, $c)*)?>($($arg),*) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avxvnni,avx2,fma,f16c,bmi1,bmi2")]
+            #[allow(clippy::too_many_arguments)]
+            #[allow(dead_code, reason = "without products of bytes it would be the AVX2 function again")]
+            unsafe fn avx_vnni $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only called when the level says that the CPU has all of these.
+                unsafe { $body::<$crate::ops::simd::Vnni<false> $($(, $c)*)?>($($arg),*) }
             }
             #[cfg(target_arch = "aarch64")]
             #[target_feature(enable = "neon")]
@@ -239,10 +308,23 @@ macro_rules! simd_kernel {
                 // SAFETY: this function is only called when the level says that the CPU has NEON and dot products.
                 unsafe { $body::<$crate::ops::simd::Neon<true> $($(, $c)*)?>($($arg),*) }
             }
+            #[cfg(target_arch = "aarch64")]
+            #[target_feature(enable = "neon,dotprod,i8mm")]
+            #[allow(clippy::too_many_arguments)]
+            #[allow(dead_code, reason = "without products of bytes it would be the function above again")]
+            unsafe fn neon_i8mm $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                // SAFETY: this function is only called when the level says that the CPU has NEON, dot products and i8mm.
+                unsafe { $body::<$crate::ops::simd::NeonI8mm $($(, $c)*)?>($($arg),*) }
+            }
             match level {
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the level was detected on this CPU; the rest is the caller's duty.
                 $crate::ops::cpu_level::CpuLevel::Avx2 => unsafe { avx2 $(::<$($c),*>)? ($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: as above.
+                $crate::ops::cpu_level::CpuLevel::AvxVnni => unsafe {
+                    $crate::ops::simd::simd_kernel!(@products [$($products)?] { avx_vnni $(::<$($c),*>)? ($($arg),*) } { avx2 $(::<$($c),*>)? ($($arg),*) })
+                },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: as above.
                 $crate::ops::cpu_level::CpuLevel::Avx512 => unsafe { avx512 $(::<$($c),*>)? ($($arg),*) },
@@ -252,6 +334,11 @@ macro_rules! simd_kernel {
                 #[cfg(target_arch = "aarch64")]
                 // SAFETY: as above.
                 $crate::ops::cpu_level::CpuLevel::NeonDot => unsafe { neon_dot $(::<$($c),*>)? ($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                // SAFETY: as above.
+                $crate::ops::cpu_level::CpuLevel::NeonI8mm => unsafe {
+                    $crate::ops::simd::simd_kernel!(@products [$($products)?] { neon_i8mm $(::<$($c),*>)? ($($arg),*) } { neon_dot $(::<$($c),*>)? ($($arg),*) })
+                },
                 _ => $crate::ops::simd::simd_kernel!(@twin [$($no $twin)?] $body [$($($c),*)?] [$($arg),*]),
             }
         }

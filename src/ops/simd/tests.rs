@@ -174,7 +174,7 @@ impl Results {
 
 simd_kernel! {
     /// All methods on one set of operands.
-    unsafe fn all_methods(case: &Case, results: &mut Results) = all_methods_body
+    unsafe fn all_methods(case: &Case, results: &mut Results) = all_methods_body; products
 }
 
 #[inline(always)]
@@ -186,6 +186,7 @@ unsafe fn all_methods_body<V: Simd>(case: &Case, results: &mut Results) {
         integer_methods::<V>(case, results);
         byte_methods::<V>(case, results);
         sums_of_products::<V>(case, results);
+        products_of_matrices::<V>(case, results);
     }
 }
 
@@ -360,6 +361,71 @@ unsafe fn sums_of_products<V: Simd>(case: &Case, results: &mut Results) {
             let activations = V::load_bytes(activations.as_ptr().cast());
             sums = V::dot_i8(sums, weights, activations);
             results.whole("dot_i8", sums);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn products_of_matrices<V: Simd>(case: &Case, results: &mut Results) {
+    // SAFETY: as for `all_methods_body`.
+    unsafe {
+        joined_sums::<V, 2, 1>(case, results);
+        joined_sums::<V, 2, 2>(case, results);
+        joined_sums::<V, 4, 4>(case, results);
+        // Products stay within i32.
+        let sums = case.integers[0].map(|sum| sum >> 16);
+        let factors = V::load_i32(case.factors.as_ptr());
+        let scaled = V::scale_i32(V::load_i32(sums.as_ptr()), factors);
+        results.whole("scale_i32", scaled);
+    }
+}
+
+/// Sums of `M` rows that start somewhere, two products of joined chunks of all rows added.
+#[inline(always)]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or panel in several arrays at once"
+)]
+unsafe fn joined_sums<V: Simd, const M: usize, const STRIDE: usize>(
+    case: &Case,
+    results: &mut Results,
+) {
+    // SAFETY: as for `all_methods_body`.
+    unsafe {
+        // Far from overflowing, and another one in every row, panel and lane.
+        let begin = |m: usize, p: usize| {
+            let lanes = case.integers[p].map(|sum| (sum >> 8).wrapping_add(m as i32));
+            V::load_i32(lanes.as_ptr())
+        };
+        let mut sums = [[V::splat_i32(0); 2]; M];
+        for m in (0..M).step_by(2) {
+            for p in 0..2 {
+                let there = V::to_matrices([begin(m, p), begin(m + 1, p)]);
+                for row in V::from_matrices(there) {
+                    results.whole("to_matrices and back", row);
+                }
+                [sums[m][p], sums[m + 1][p]] = there;
+            }
+        }
+        let bytes = case.bytes.map(|bytes| V::load_bytes(bytes.as_ptr()));
+        let codes = V::load_bytes(case.weights.as_ptr());
+        for (activations, weights) in [
+            [[bytes[0], bytes[1]], [codes, bytes[0]]],
+            [[bytes[1], codes], [bytes[1], bytes[0]]],
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let joined = weights.map(|[first, second]| V::join(first, second));
+            let x = case.activations[activations].as_ptr().cast();
+            V::dot_joined::<M, STRIDE>(&mut sums, joined, x);
+        }
+        for m in (0..M).step_by(2) {
+            for p in 0..2 {
+                for sum in V::from_matrices([sums[m][p], sums[m + 1][p]]) {
+                    results.whole("dot_joined", sum);
+                }
+            }
         }
     }
 }

@@ -1,15 +1,31 @@
-//! AVX-512 with VNNI on 256-bit vectors: AVX2's lanes with 32-bit sums of byte products and twice the registers.
+//! VNNI on 256-bit vectors, AVX2's lanes with 32-bit sums of byte products: of AVX-512, with twice the registers, or of AVX-VNNI.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;
 
 use super::{Avx2, Simd};
 
-/// 256-bit vectors of x86-64 with AVX-512 F, BW, VL and VNNI.
+/// 256-bit vectors of x86-64 with AVX-512 F, BW, VL and VNNI (`AVX512`), or with AVX-VNNI, whose instruction is the same in AVX2's encoding.
 ///
-/// The instruction set of [`Avx2`] is part of it, so all that has no better form here is AVX2's function, compiled again.
+/// The instruction set of [`Avx2`] is part of both, so all that has no better form here is AVX2's function, compiled again.
 #[derive(Debug, Clone, Copy)]
-pub struct Avx512;
+pub struct Vnni<const AVX512: bool>;
+
+/// Adds to every lane its four products of unsigned `a` with signed `b`.
+///
+/// # Safety
+/// The CPU has what `AVX512` stands for.
+#[inline(always)]
+unsafe fn dot<const AVX512: bool>(acc: __m256i, a: __m256i, b: __m256i) -> __m256i {
+    // SAFETY: the instruction set is the caller's duty.
+    unsafe {
+        if AVX512 {
+            _mm256_dpbusd_epi32(acc, a, b)
+        } else {
+            _mm256_dpbusd_avx_epi32(acc, a, b)
+        }
+    }
+}
 
 /// Methods that are AVX2's.
 macro_rules! as_avx2 {
@@ -21,9 +37,9 @@ macro_rules! as_avx2 {
     )*};
 }
 
-// SAFETY (all methods): the CPU has the AVX2 level and AVX-512 F, BW, VL and VNNI, and pointers are valid, by the trait's contract.
+// SAFETY (all methods): the CPU has the AVX2 level and AVX-512 F, BW, VL and VNNI, or AVX-VNNI, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Simd for Avx512 {
+impl<const AVX512: bool> Simd for Vnni<AVX512> {
     type F32 = __m256;
     type I32 = __m256i;
     type Bytes = __m256i;
@@ -82,7 +98,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn acc_add(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
-        unsafe { _mm256_dpbusd_epi32(acc, weights, activations) }
+        unsafe { dot::<AVX512>(acc, weights, activations) }
     }
     #[inline(always)]
     unsafe fn acc_widen(acc: __m256i) -> __m256i {
@@ -97,7 +113,7 @@ impl Simd for Avx512 {
     unsafe fn dot_i8(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
         // |w| fits an unsigned byte (128 at most); the sums do not saturate.
         unsafe {
-            _mm256_dpbusd_epi32(
+            dot::<AVX512>(
                 acc,
                 _mm256_abs_epi8(weights),
                 _mm256_sign_epi8(activations, weights),
