@@ -16,6 +16,7 @@ mod devices;
 mod embeddings_api;
 mod encoders;
 mod engine;
+mod evaluation;
 mod fuzz;
 mod fuzz_bodies;
 mod host;

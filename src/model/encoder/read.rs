@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::config::{EncoderClass, EncoderConfig, Family, Positions, find_class};
+use super::config::{EncoderClass, EncoderConfig, Family, Positions, class_of};
 use crate::error::{Error, Result};
 use crate::model::ModelKind;
 use crate::ops::activate::Function;
@@ -42,9 +42,7 @@ pub(in crate::model) fn describe_encoder(
     json: &Value,
     has_modules: bool,
 ) -> Result<Option<EncoderConfig>> {
-    let classes = json["architectures"].as_array();
-    let found = classes.and_then(|all| all.iter().filter_map(Value::as_str).find_map(find_class));
-    found
+    class_of(json, has_modules)
         .map(|class| Reader { json, class }.config(has_modules))
         .transpose()
 }
