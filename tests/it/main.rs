@@ -7,6 +7,7 @@
 
 mod bench;
 mod chat_turn;
+mod class_defaults;
 mod cli;
 mod cli_pull;
 mod cli_questions;
