@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::config::{EncoderClass, EncoderConfig, Family, Positions, class_of};
 use crate::error::{Error, Result};
 use crate::model::ModelKind;
+use crate::model::fields::Fields;
 use crate::ops::activate::Function;
 
 /// A bound for what a file may make us allocate.
@@ -180,7 +181,7 @@ impl Reader<'_> {
             )));
         }
         for flag in ["is_decoder", "add_cross_attention"] {
-            if self.field(flag).and_then(Value::as_bool) == Some(true) {
+            if Fields::of(self.json).flag(flag)? == Some(true) {
                 return Err(Error::unsupported(format!(
                     "`{flag}` is not supported for a {name}"
                 )));
@@ -263,6 +264,11 @@ mod tests {
                 "relative_key",
             ),
             ("BertModel", json!({ "is_decoder": true }), "`is_decoder`"),
+            (
+                "BertModel",
+                json!({ "is_decoder": "yes" }),
+                "`is_decoder` is \"yes\", expected `true` or `false`",
+            ),
             (
                 "BertModel",
                 json!({ "num_attention_heads": 5 }),
