@@ -104,7 +104,9 @@ fn check_lengths(
     config: &ModelConfig,
 ) -> Result<()> {
     if args.text.is_some() {
-        config.check_context("perplexity as it is defined here", PERPLEXITY_CHUNK)?;
+        config
+            .check_context("a chunk of the text", PERPLEXITY_CHUNK)
+            .map_err(|e| e.with_hint("compare logits instead: `--tokens` with `--logits`"))?;
     }
     let more = args.greedy.map_or(0, |n| n.get());
     for (index, prompt) in prompts.unwrap_or_default().iter().enumerate() {

@@ -290,7 +290,8 @@ impl Probe {
                 Ok(drive.run(self, &[], &[])?.0)
             }
             Clause::Beside(count) => {
-                let other = |i: usize| tokens(100 + i as u64, 1 + i * 7 % 40, vocab);
+                let most = subject.config().max_context;
+                let other = |i: usize| tokens(100 + i as u64, (1 + i * 7 % 40).min(most), vocab);
                 let others: Vec<Vec<u32>> = (0..count).map(other).collect();
                 let (older, younger) = others.split_at(count / 2);
                 let mut drive = Drive::new(subject, ctx, own + count * 5, SLOTS + count, WHOLE);

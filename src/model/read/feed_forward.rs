@@ -108,9 +108,11 @@ impl Reader<'_> {
     }
 
     pub(super) fn activation(&self) -> Result<Activation> {
-        let keys = self.arch.activation_keys.iter();
-        let own = keys.filter_map(|key| self.hf(key)).next();
-        match own.map(|v| v.as_str().unwrap_or("?")) {
+        let mut own = None;
+        for key in self.arch.activation_keys {
+            own = own.or(self.hf_name(key)?);
+        }
+        match own {
             None => Ok(self.arch.activation),
             // What the first Gemma files say and do not mean (GemmaConfig).
             Some("gelu") if self.arch.activation == Activation::GeluTanh => {
