@@ -111,7 +111,7 @@ def evaluate(case, meaning, vocabulary, seed, folder):
 def write_expected(folder, case, types, vocabulary, found):
     """expected.json and, unless the case is a twin, expected.safetensors."""
     packed = any(kind not in containers.NUMPY for kind in types)
-    expected = {"format_version": 1, "name": case.name, "kind": "causal-lm", "architecture": containers.CLASS[case.family][0], "notes": case.notes,
+    expected = {"format_version": 1, "name": case.name, "kind": "causal-lm", "architecture": (case.outer or containers.CLASS[case.family])[0], "notes": case.notes,
                 "reference": reference.version(), "model": "model.gguf" if case.container == "gguf" else ".", "container": case.container, "types": types}
     if case.twin_of:
         expected["twin_of"] = case.twin_of
@@ -158,6 +158,8 @@ def make(case, out, made):
     else:
         beyond = latent.predicting_layer(config) if case.predicts else {}
         containers.write_safetensors(folder, case, stored | beyond, vocabulary, case.dtype)
+        if case.outer:
+            containers.nest(folder, case.outer)
         packed = [kind for _, kind in (values for values in stored.values() if isinstance(values, tuple))]
         types = {case.dtype: len(stored) - len(packed), **{kind: packed.count(kind) for kind in packed}}
     write_expected(folder, case, types, vocabulary, found)

@@ -297,10 +297,10 @@ pub struct BenchArgs {
     #[command(flatten)]
     /// Where models are kept.
     pub models_dir: ModelsDirArgs,
-    /// Prompt tokens; 0 skips the prompt test
+    /// Prompt tokens, at most the context of the model; 0 skips the prompt test
     #[arg(short = 'p', long, value_name = "N", default_value_t = 512, value_parser = parse_tokens)]
     pub prompt_tokens: usize,
-    /// Generated tokens; 0 skips the generation test
+    /// Generated tokens, with those of `--depth` at most the context of the model; 0 skips the generation test
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = parse_tokens)]
     pub gen_tokens: usize,
     /// Tokens already in the context
@@ -342,7 +342,7 @@ pub struct EvalArgs {
     /// Perplexity of this text
     #[arg(long, value_name = "FILE", value_parser = parse_path, conflicts_with = "tokens")]
     pub text: Option<PathBuf>,
-    /// Token ids to run, as JSON
+    /// Token ids to run, as JSON (`{"prompts": [[ids…],…]}`); with `--greedy` at most the context of the model
     #[arg(long, value_name = "FILE.json", value_parser = parse_path)]
     pub tokens: Option<PathBuf>,
     /// Write the logits of every position

@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use super::Printer;
 use super::args::BenchArgs;
-use super::load::{context, locate};
+use super::load::{context, load_generator, locate};
 use crate::error::{Error, Result};
 use crate::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use crate::memory;
 use crate::model::plan::CHUNK_TOKENS;
-use crate::model::{Batch, LoadOptions, Sequence, Transformer, load};
+use crate::model::{Batch, LoadOptions, ModelConfig, Sequence, Transformer};
 use crate::ops::Context;
 use crate::ops::ceilings::Ceilings;
 use crate::store::Located;
@@ -24,7 +24,8 @@ use report::{Costs, ModelReport, Report};
 /// Runs the command.
 ///
 /// # Errors
-/// Those of loading; `Invalid` when there is nothing to measure.
+/// Those of loading; `Invalid` when there is nothing to measure, `ContextLength` when the model's context does not hold it,
+/// `Unsupported` for a model that does not generate text.
 pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
     if args.prompt_tokens == 0 && args.gen_tokens == 0 && !args.ceilings {
         return Err(Error::invalid(
@@ -53,8 +54,9 @@ pub fn execute(args: &BenchArgs, printer: &Printer) -> Result<ExitCode> {
 
 fn measure(args: &BenchArgs, ctx: &Context, located: &Located) -> Result<ModelReport> {
     let begin = Instant::now();
-    let model = load(ctx, &located.path, LoadOptions::default())
-        .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
+    let other_kind = "`bench` measures models that generate text";
+    let check = |config: &ModelConfig| check_lengths(args, config);
+    let model = load_generator(ctx, located, LoadOptions::default(), other_kind, check)?;
     let load_s = begin.elapsed().as_secs_f64();
     let bench = Bench {
         args,
@@ -80,6 +82,23 @@ fn measure(args: &BenchArgs, ctx: &Context, located: &Located) -> Result<ModelRe
         peak_rss_bytes: memory::peak().unwrap_or(0),
         costs: Costs::of(&model.transformer),
     })
+}
+
+/// Refuses what the model's context does not hold.
+fn check_lengths(args: &BenchArgs, config: &ModelConfig) -> Result<()> {
+    let (prompt, depth, more) = (args.prompt_tokens, args.depth, args.gen_tokens);
+    config
+        .check_context("the prompt test", prompt)
+        .map_err(|e| e.with_hint("give a smaller `-p`, or `-p 0` for generation alone"))?;
+    if more == 0 {
+        return Ok(());
+    }
+    let what = format!("generating {more} tokens behind {}", depth.max(1));
+    config
+        .check_context(what, depth.max(1) + more)
+        .map_err(|e| {
+            e.with_hint("give a smaller `-n` or `-d`, or `-n 0` for the prompt test alone")
+        })
 }
 
 struct Bench<'a> {

@@ -13,12 +13,14 @@ use serde_json::json;
 
 use super::Printer;
 use super::args::EvalArgs;
-use super::load::{context, locate};
+use super::load::{context, load_generator, locate};
 use crate::error::{Error, Result};
-use crate::host::{TextParts, wrong_kind};
+use crate::host::TextParts;
 use crate::kv::{BLOCK_TOKENS, KvCache, StateUse};
 use crate::model::plan::CHUNK_TOKENS;
-use crate::model::{Batch, LoadOptions, LoadedModel, ModelKind, Sequence, Transformer, load};
+use crate::model::{
+    Batch, LoadOptions, LoadedModel, ModelConfig, ModelKind, Sequence, Transformer,
+};
 use crate::nn::WeightPath;
 use crate::ops::Context;
 use crate::text::Specials;
@@ -36,7 +38,8 @@ struct Prompts {
 /// Runs the command.
 ///
 /// # Errors
-/// Those of loading; `Invalid` for inputs that are not what they should be.
+/// Those of loading; `Invalid` for inputs that are not what they should be, `ContextLength` for those that the model's context does
+/// not hold.
 pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     check(args)?;
     let located = locate(&args.models_dir, &args.model, printer)?;
@@ -45,13 +48,12 @@ pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     } else {
         WeightPath::Fast
     };
-    let kind = ModelKind::of_folder(&located.path);
+    let prompts = match &args.tokens {
+        Some(file) => Some(read_prompts(file)?),
+        None => None,
+    };
     if args.contract {
-        let prompts = match &args.tokens {
-            Some(file) => Some(read_prompts(file)?),
-            None => None,
-        };
-        if kind != ModelKind::Chat {
+        if ModelKind::of_folder(&located.path) != ModelKind::Chat {
             let ctx = context(&args.device, &args.threads, |text| printer.warn(text))?;
             return embedding::contract(&ctx, &located, path, prompts, printer);
         }
@@ -61,18 +63,14 @@ pub fn execute(args: &EvalArgs, printer: &Printer) -> Result<ExitCode> {
     if let Some(file) = &args.inputs {
         return embedding::execute(&ctx, &located, path, file, printer);
     }
-    if kind != ModelKind::Chat {
-        return Err(wrong_kind(kind, ModelKind::Chat)
-            .context(format!("cannot use `{}`", located.name()))
-            .with_hint("give `--inputs FILE.json` or `--contract`"));
-    }
-    let model = load(&ctx, &located.path, LoadOptions { path })
-        .map_err(|e| e.context(format!("cannot load `{}`", located.name())))?;
+    let other_kind = "give `--inputs FILE.json` or `--contract`";
+    let check = |config: &ModelConfig| check_lengths(args, prompts.as_deref(), config);
+    let model = load_generator(&ctx, &located, LoadOptions { path }, other_kind, check)?;
     if let Some(file) = &args.text {
         perplexity(&ctx, &model, &located.path, file, printer)?;
     }
-    if let Some(file) = &args.tokens {
-        tokens(args, &ctx, &model.transformer, file, printer)?;
+    if let Some(prompts) = &prompts {
+        tokens(args, &ctx, &model.transformer, prompts, printer)?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -95,6 +93,35 @@ fn check(args: &EvalArgs) -> Result<()> {
         return Err(Error::invalid(
             "`--tokens` needs `--logits OUT.safetensors` or `--greedy N`, or both",
         ));
+    }
+    Ok(())
+}
+
+/// Refuses what the model's context does not hold: its numbers there would mean nothing.
+fn check_lengths(
+    args: &EvalArgs,
+    prompts: Option<&[Vec<u32>]>,
+    config: &ModelConfig,
+) -> Result<()> {
+    if args.text.is_some() {
+        config
+            .check_context("a chunk of the text", PERPLEXITY_CHUNK)
+            .map_err(|e| e.with_hint("compare logits instead: `--tokens` with `--logits`"))?;
+    }
+    let more = args.greedy.map_or(0, |n| n.get());
+    for (index, prompt) in prompts.unwrap_or_default().iter().enumerate() {
+        let length = prompt.len();
+        let what = match more {
+            0 => format!("prompt {index}"),
+            _ => format!("prompt {index}, of {length} tokens, with {more} behind it"),
+        };
+        config.check_context(what, length + more).map_err(|e| {
+            e.with_hint(if length <= config.max_context {
+                "give a smaller `--greedy`, or a shorter prompt"
+            } else {
+                "give a shorter prompt"
+            })
+        })?;
     }
     Ok(())
 }
@@ -149,13 +176,12 @@ fn tokens(
     args: &EvalArgs,
     ctx: &Context,
     transformer: &Transformer,
-    file: &Path,
+    prompts: &[Vec<u32>],
     printer: &Printer,
 ) -> Result<()> {
-    let prompts = read_prompts(file)?;
     let mut outputs = Vec::new();
     let mut greedy = Vec::new();
-    for prompt in &prompts {
+    for prompt in prompts {
         let count = args.greedy.map_or(0, |n| n.get());
         let mut run = Run::new(ctx, transformer, prompt.len(), count);
         // The forward itself is chunked only by its caller; logits of all positions come chunk by chunk.
@@ -179,19 +205,31 @@ fn tokens(
     Ok(())
 }
 
-/// The prompts of a `--tokens` file, each with a token at least.
+/// The prompts of a `--tokens` file: one at least, each with a token at least.
 fn read_prompts(file: &Path) -> Result<Vec<Vec<u32>>> {
     let text = std::fs::read(file).map_err(|e| Error::io("read", file, e))?;
     let name = file.display();
     let input: Prompts = serde_json::from_slice(&text).map_err(|e| {
         Error::invalid(format!("`{name}` is not `{{\"prompts\": [[ids…],…]}}`")).with_source(e)
     })?;
+    if input.prompts.is_empty() {
+        return Err(nothing_in(file, "prompts"));
+    }
     if let Some(index) = input.prompts.iter().position(Vec::is_empty) {
         return Err(Error::invalid(format!(
             "prompt {index} in `{name}` has no tokens"
         )));
     }
     Ok(input.prompts)
+}
+
+/// An empty list of inputs: nothing would be computed, and success would say otherwise.
+fn nothing_in(file: &Path, list: &str) -> Error {
+    let name = file.display();
+    Error::invalid(format!(
+        "`{list}` in `{name}` is empty: there is nothing to evaluate"
+    ))
+    .with_hint("give one of them at least")
 }
 
 fn continue_greedily(run: &mut Run<'_>, first: u32, count: usize) -> Result<Vec<u32>> {

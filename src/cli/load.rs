@@ -7,6 +7,9 @@ use super::args::{DeviceArgs, ModelsDirArgs, ThreadArgs};
 use crate::device::{self, Device};
 use crate::env;
 use crate::error::{Error, Result};
+use crate::formats;
+use crate::host::wrong_kind;
+use crate::model::{LoadOptions, LoadedModel, ModelConfig, ModelKind, assemble, read_config};
 use crate::ops::{Context, CpuLevel};
 use crate::store::{Located, resolve_for_run};
 use crate::threads::{Pool, num_threads};
@@ -49,4 +52,37 @@ pub(super) fn context(
         .transpose()?;
     let pool = Pool::new(num_threads(threads.resolve()?));
     Ok(Context::cpu(Arc::new(pool), CpuLevel::choose(level)?))
+}
+
+/// Loads a model that generates text, for commands that compute with it themselves. `check` sees its configuration before the
+/// weights are read; `other_kind` is the hint for whoever names an embedding model or a reranker.
+///
+/// # Errors
+/// `Unsupported` for a model of another kind, those of loading and of `check`.
+pub(super) fn load_generator(
+    ctx: &Context,
+    located: &Located,
+    options: LoadOptions,
+    other_kind: &str,
+    check: impl FnOnce(&ModelConfig) -> Result<()>,
+) -> Result<LoadedModel> {
+    let kind = ModelKind::of_folder(&located.path);
+    if kind != ModelKind::Chat {
+        return Err(wrong_kind(kind, ModelKind::Chat)
+            .context(format!("cannot use `{}`", located.name()))
+            .with_hint(other_kind));
+    }
+    let read = || {
+        let weights = formats::open(&located.path)?;
+        let config = read_config(&weights, &located.path)?;
+        Ok((weights, config))
+    };
+    let cannot_load = |e: Error| e.context(format!("cannot load `{}`", located.name()));
+    let (weights, config) = read().map_err(cannot_load)?;
+    check(&config)?;
+    let transformer = assemble(ctx, &weights, config, options).map_err(cannot_load)?;
+    Ok(LoadedModel {
+        transformer,
+        weights,
+    })
 }

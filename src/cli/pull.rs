@@ -13,6 +13,7 @@ use crate::hub::{
     Checked, Contents, Folder, Hub, Listing, Variant, check_config, check_gguf, choose_default,
     find_variant,
 };
+use crate::model::ModelKind;
 use crate::store::{self, Lock, LockOutcome, ModelName};
 use crate::units::format_size;
 
@@ -75,13 +76,29 @@ fn download(args: &PullArgs, printer: &Printer) -> Result<ExitCode> {
     ));
     let dir = plan.execute(&hub, &listing, &mut PullProgress::new(printer))?;
     printer.talk(format_args!("Saved in {}", shown(&dir)));
-    for model in store::scan(&models_dir)?
-        .iter()
-        .filter(|model| model.dir == dir)
-    {
-        printer.talk(format_args!("Chat with it: oxydllm run {}", model.id));
-    }
+    say_what_for(&models_dir, &dir, printer)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How to use the models that now lie in `dir`.
+fn say_what_for(models_dir: &Path, dir: &Path, printer: &Printer) -> Result<()> {
+    for model in store::scan(models_dir)? {
+        if model.dir != dir {
+            continue;
+        }
+        let id = &model.id;
+        let serve = |what: &str, path: &str| {
+            printer.talk(format_args!(
+                "{what} with it: oxydllm start, then POST {path} for the model {id}"
+            ));
+        };
+        match model.kind() {
+            ModelKind::Chat => printer.talk(format_args!("Chat with it: oxydllm run {id}")),
+            ModelKind::Embedding => serve("Make embeddings", "/v1/embeddings"),
+            ModelKind::Reranker => serve("Rerank documents", "/v1/rerank"),
+        }
+    }
+    Ok(())
 }
 
 fn repository(text: &str) -> Result<ModelName> {
@@ -277,9 +294,7 @@ fn add(args: &PullArgs, printer: &Printer) -> Result<ExitCode> {
         "Saved in {} ({how})",
         abbreviate(&added.dir, &env::home_dir())
     ));
-    for id in &added.ids {
-        printer.talk(format_args!("Chat with it: oxydllm run {id}"));
-    }
+    say_what_for(&dir, &added.dir, printer)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -119,6 +119,8 @@ struct Probe {
     prompt: Vec<u32>,
     /// Computed as a long sequence: decided by the whole prompt, also for a part of it.
     is_long: bool,
+    /// Tokens that it is continued by at first: [`CONTINUATION`], or as many as the context holds.
+    room: usize,
     continuation: Vec<u32>,
     rows: Rows,
 }
@@ -127,18 +129,30 @@ struct Probe {
 type Rows = BTreeMap<usize, [u8; 32]>;
 
 impl Reference {
-    /// Computes each prompt alone, whole, and continues it greedily.
+    /// Computes each prompt alone, whole, and continues it greedily, as far as the context goes.
     ///
     /// # Errors
-    /// Those of the model; `Invalid` for an empty prompt.
+    /// Those of the model; `Invalid` for no prompt or an empty one, `ContextLength` for one that is too long.
     pub fn compute(subject: &dyn Subject, ctx: &Context, prompts: &[Vec<u32>]) -> Result<Self> {
-        let probe = |prompt: &Vec<u32>| {
+        let config = subject.config();
+        if prompts.is_empty() {
+            return Err(Error::invalid(
+                "there are no prompts: nothing would be checked",
+            ));
+        }
+        for (index, prompt) in prompts.iter().enumerate() {
             if prompt.is_empty() {
-                return Err(Error::invalid("a prompt has no tokens"));
+                return Err(Error::invalid(format!("prompt {index} has no tokens")));
             }
+            config
+                .check_context(format_args!("prompt {index}"), prompt.len())
+                .map_err(|e| e.with_hint("give a shorter prompt"))?;
+        }
+        let probe = |prompt: &Vec<u32>| {
             let mut probe = Probe {
                 prompt: prompt.clone(),
-                is_long: subject.config().is_long(prompt.len()),
+                is_long: config.is_long(prompt.len()),
+                room: CONTINUATION.min(config.max_context - prompt.len()),
                 continuation: Vec::new(),
                 rows: Rows::new(),
             };
@@ -164,6 +178,7 @@ impl Reference {
                 continuation: Vec::new(),
                 prompt,
                 is_long: probe.is_long,
+                room: 0,
             }
         };
         Self {
@@ -275,7 +290,8 @@ impl Probe {
                 Ok(drive.run(self, &[], &[])?.0)
             }
             Clause::Beside(count) => {
-                let other = |i: usize| tokens(100 + i as u64, 1 + i * 7 % 40, vocab);
+                let most = subject.config().max_context;
+                let other = |i: usize| tokens(100 + i as u64, (1 + i * 7 % 40).min(most), vocab);
                 let others: Vec<Vec<u32>> = (0..count).map(other).collect();
                 let (older, younger) = others.split_at(count / 2);
                 let mut drive = Drive::new(subject, ctx, own + count * 5, SLOTS + count, WHOLE);
@@ -313,9 +329,10 @@ impl Probe {
         }
     }
 
-    /// An older sequence of one block grows until the pool is full, while this one continues.
+    /// An older sequence of one block grows until the pool is full, while this one continues: one that ends before cannot be
+    /// preempted.
     fn run_preempted(&self, subject: &dyn Subject, ctx: &Context, vocab: usize) -> Result<Rows> {
-        if self.continuation.is_empty() {
+        if self.continuation.len() < CONTINUATION {
             return Ok(Rows::new());
         }
         let blocks = self.prompt.len().div_ceil(BLOCK_TOKENS) + 2;
@@ -410,6 +427,7 @@ impl<'a> Drive<'a> {
         let other = Probe {
             prompt,
             is_long,
+            room: 0,
             continuation: Vec::new(),
             rows: Rows::from([(0, [0; 32])]),
         };
@@ -503,7 +521,7 @@ impl<'a> Drive<'a> {
     fn continue_probe(&mut self, probe: &Probe, own: SeqId, so_far: &mut Vec<u32>, logits: &[f32]) {
         let is_reference = probe.rows.is_empty();
         let wanted = if is_reference {
-            CONTINUATION
+            probe.room
         } else {
             probe.continuation.len()
         };
@@ -523,7 +541,8 @@ impl<'a> Drive<'a> {
     fn continue_other(&mut self, id: SeqId) {
         let length = self.scheduler.tokens(id).len();
         let pool = self.scheduler.pool().num_blocks() * BLOCK_TOKENS;
-        if length < OTHERS_LENGTH.min(pool) {
+        let most = pool.min(self.subject.config().max_context);
+        if length < OTHERS_LENGTH.min(most) {
             let vocab = self.subject.config().vocab_size;
             let next = tokens(id * 1000 + length as u64, 1, vocab)[0];
             self.scheduler.push_token(id, next);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::error::Result;
 use crate::model::ModelKind;
 use crate::store::{
-    self, Geometry, LocalModel, Registry, RegistryEntry, Weights, load_registry, update_registry,
+    self, Geometry, LocalModel, Registry, RegistryEntry, load_registry, update_registry,
 };
 
 /// A scan is repeated after so long even if no folder has changed: files may have grown.
@@ -86,7 +86,7 @@ impl Catalog {
         let key = (path, changed_secs);
         let known = lock(&self.geometries).get(&key).copied();
         let (geometry, kind) = known.unwrap_or_else(|| {
-            let described = (Geometry::of(local), kind_of(local));
+            let described = (Geometry::of(local), local.kind());
             lock(&self.geometries).insert(key, described);
             described
         });
@@ -170,14 +170,6 @@ fn subfolders(dir: &Path) -> Vec<PathBuf> {
         .map(|entry| entry.path())
         .filter(|path| path.is_dir())
         .collect()
-}
-
-/// What a model does, by its files.
-fn kind_of(local: &LocalModel) -> ModelKind {
-    match &local.weights {
-        Weights::Gguf { .. } => ModelKind::Chat,
-        Weights::Safetensors(_) => ModelKind::of_folder(&local.dir),
-    }
 }
 
 /// Seconds since 1970; 0 for what is earlier.

@@ -136,9 +136,9 @@ impl TextParts {
             }
             Weights::Safetensors(_) => {
                 let configs = ["config.json", "generation_config.json"]
-                    .map(|name| read_json(&path.join(name)));
-                let configs = configs.into_iter().collect::<Result<Vec<Value>>>()?;
-                let sampling = SamplingDefaults::from_generation_config(&configs[1]);
+                    .map(|name| Ok((name, read_json(&path.join(name))?)));
+                let configs = configs.into_iter().collect::<Result<Vec<_>>>()?;
+                let sampling = SamplingDefaults::from_generation_config(&configs[1].1);
                 (
                     Tokenizer::from_folder(path)?,
                     TemplateSources::from_folder(path)?,
@@ -153,11 +153,7 @@ impl TextParts {
             .copied()
             .filter(|&id| tokenizer.is_special(id))
             .collect();
-        let ends = EndTokens::collect(
-            &configs.iter().collect::<Vec<_>>(),
-            Some(&tokenizer),
-            &extra,
-        );
+        let ends = EndTokens::collect(&configs, Some(&tokenizer), &extra)?;
         Ok(Self {
             template: sources.compile()?,
             end_tokens: ends.ids().to_vec(),

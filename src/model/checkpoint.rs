@@ -1,7 +1,7 @@
 //! [`Checkpoint`]: the tensors of a file by canonical name. Each is taken once and checked on the way, and what nobody took is
 //! refused.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -22,7 +22,9 @@ pub(super) struct Checkpoint<'a> {
     owner: String,
     path: WeightPath,
     /// Names in the file by canonical name.
-    unused: HashMap<String, String>,
+    names: HashMap<String, String>,
+    /// Canonical names of those that were taken or left out.
+    used: HashSet<String>,
 }
 
 impl<'a> Checkpoint<'a> {
@@ -38,11 +40,11 @@ impl<'a> Checkpoint<'a> {
         path: WeightPath,
         mut canonical: impl FnMut(&str) -> Option<String>,
     ) -> Result<Self> {
-        let mut unused = HashMap::new();
+        let mut names = HashMap::new();
         for tensor in source.tensors() {
             let name = &tensor.name;
             if let Some(canonical) = canonical(name)
-                && let Some(other) = unused.insert(canonical, name.clone())
+                && let Some(other) = names.insert(canonical, name.clone())
             {
                 return Err(Error::invalid(format!(
                     "`{name}` and `{other}` are the same tensor of the model"
@@ -54,18 +56,25 @@ impl<'a> Checkpoint<'a> {
             source,
             owner,
             path,
-            unused,
+            names,
+            used: HashSet::new(),
         })
     }
 
     /// Whether the file has a tensor that nobody took yet, by canonical name.
     pub fn has(&self, name: &str) -> bool {
-        self.unused.contains_key(name)
+        self.names.contains_key(name) && !self.used.contains(name)
     }
 
     /// Leaves out the tensor called `name`, if the file has it; whether it does.
     pub fn skip(&mut self, name: &str) -> bool {
-        self.unused.remove(name).is_some()
+        self.has(name) && self.used.insert(name.to_owned())
+    }
+
+    /// `error` with the tensor that it is about, by the file's own name.
+    pub fn in_tensor(&self, name: &str, error: Error) -> Error {
+        let own = self.names.get(name).map_or(name, String::as_str);
+        error.context(format!("tensor `{own}`"))
     }
 
     /// A linear layer: `stem.weight` `[out, inn]`, and `stem.bias` `[out]` where `bias` says so.
@@ -102,7 +111,7 @@ impl<'a> Checkpoint<'a> {
         let matrix = self.matrix(&name, out, inn)?;
         let bias = self.bias(stem, out, bias)?;
         let linear = self.build_for(&matrix, bias, path);
-        linear.map_err(|e| e.context(format!("tensor `{name}`")))
+        linear.map_err(|e| self.in_tensor(&name, e))
     }
 
     /// [`Self::exact_linear`] with one output and no bias, which GGUF files store as a vector.
@@ -135,7 +144,7 @@ impl<'a> Checkpoint<'a> {
             let matrix = rows_of_view(&view, inn, range.clone())?;
             let bias = bias.as_ref().map(|bias| bias[range].to_vec());
             let linear = self.build(&matrix, bias);
-            layers.push(linear.map_err(|e| e.context(format!("tensor `{name}`")))?);
+            layers.push(linear.map_err(|e| self.in_tensor(&name, e))?);
             first += rows;
         }
         Ok(layers.try_into().expect("one layer per part"))
@@ -199,6 +208,16 @@ impl<'a> Checkpoint<'a> {
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<RawMatrix> {
         let view = self.checked(name, &[rows, cols])?;
         rows_of_view(&view, cols, 0..rows)
+    }
+
+    /// The matrix `[rows, cols]` called `name`, of which single rows will be read: an embedding table.
+    pub fn table(&mut self, name: &str, rows: usize, cols: usize) -> Result<RawMatrix> {
+        let table = self.matrix(name, rows, cols)?;
+        if self.ctx.is_some() {
+            let first = table.decode_row(0, &mut vec![0.0; cols]);
+            first.map_err(|e| self.in_tensor(name, e))?;
+        }
+        Ok(table)
     }
 
     /// The `count` matrices `[rows, cols]` that are stacked in the tensor `[count, rows, cols]` called `name`.
@@ -312,7 +331,8 @@ impl<'a> Checkpoint<'a> {
     /// # Errors
     /// `Unsupported`, with a name.
     pub fn refuse_unused(&self) -> Result<()> {
-        let mut left: Vec<&String> = self.unused.values().collect();
+        let unused = self.names.iter().filter(|(name, _)| self.has(name));
+        let mut left: Vec<&String> = unused.map(|(_, in_file)| in_file).collect();
         left.sort();
         match left.first() {
             None => Ok(()),
@@ -327,13 +347,15 @@ impl<'a> Checkpoint<'a> {
     }
 
     fn take(&mut self, name: &str) -> Result<TensorView> {
-        let in_file = self.unused.remove(name).ok_or_else(|| {
+        let in_file = self.names.get(name).filter(|_| self.has(name));
+        let in_file = in_file.ok_or_else(|| {
             let owner = &self.owner;
             Error::invalid(format!(
                 "the checkpoint has no tensor `{name}`, which a {owner} needs"
             ))
         })?;
-        let view = self.source.find(&in_file);
+        let view = self.source.find(in_file);
+        self.used.insert(name.to_owned());
         Ok(view.expect("listed tensors can be found"))
     }
 

@@ -6,6 +6,7 @@
 
 use super::arch::rules::ExpertKind;
 use super::names::PartNames;
+use crate::error::{Error, Result};
 use crate::kv::CacheShape;
 use crate::ops::delta_net::DeltaShape;
 use crate::ops::gated_act::Activation;
@@ -505,6 +506,20 @@ impl MoeConfig {
 }
 
 impl ModelConfig {
+    /// Refuses to compute more tokens than the model was made for; `what` needs so many.
+    ///
+    /// # Errors
+    /// `ContextLength`.
+    pub fn check_context(&self, what: impl std::fmt::Display, tokens: usize) -> Result<()> {
+        if tokens <= self.max_context {
+            return Ok(());
+        }
+        let most = self.max_context;
+        Err(Error::context_length(format!(
+            "{what} takes {tokens} tokens, the model's context holds {most}"
+        )))
+    }
+
     /// What its layers remember of sequences, in their order.
     pub fn cache_shape(&self) -> CacheShape {
         let states = self.layers.iter().flat_map(|l| l.mixer.state_lens());

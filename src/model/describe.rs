@@ -5,8 +5,8 @@
 use serde_json::Value;
 
 use super::arch::rules::ExpertKind;
-use super::arch::{self, Architecture, find_hf, find_model_type};
-use super::encoder::{describe_encoder, find_class};
+use super::arch::{self, Architecture, find_hf, find_model_type, find_text};
+use super::encoder::{describe_encoder, find_class, headless_class};
 use crate::error::{Error, Result};
 
 /// The row of the architecture table for a `config.json`: by the first known of its classes, or its model type when it names
@@ -21,18 +21,32 @@ pub fn check_description(json: &Value) -> Result<&'static Architecture> {
         (Some(classes), _) if !classes.is_empty() => {
             find_hf(classes.iter().filter_map(Value::as_str))?
         }
-        (_, Some(model_type)) => find_model_type(model_type)?,
+        (_, Some(model_type)) => match headless_class(model_type) {
+            None => find_model_type(model_type)?,
+            Some(class) => return Err(classless_encoder(model_type, class.name)),
+        },
         _ => {
             return Err(Error::invalid(
                 "neither `architectures` nor `model_type`: the model's class is unknown",
             ));
         }
     };
+    let arch = find_text(arch, json["text_config"]["model_type"].as_str())?;
     for object in [Some(json), json.get("text_config")].into_iter().flatten() {
         refuse_bidirectional(object)?;
         refuse_quantized(object, Some(arch))?;
     }
     Ok(arch)
+}
+
+/// Embedding models and rerankers of one model type differ in their class alone.
+fn classless_encoder(model_type: &str, class: &str) -> Error {
+    Error::invalid(format!(
+        "no `architectures`: a model of the type `{model_type}` makes vectors or scores, and only its class says which"
+    ))
+    .with_hint(format!(
+        "for vectors write `\"architectures\": [\"{class}\"]` into its `config.json`, or put its `modules.json` beside it"
+    ))
 }
 
 /// The name of what `config.json` describes: an architecture of the table, or an encoder's class. `has_modules`: a `modules.json`
@@ -100,6 +114,18 @@ mod tests {
         assert_eq!(check(&bert).unwrap(), "BertModel");
         assert_eq!(check(&json!({"model_type": "llama"})).unwrap(), "Llama");
         assert!(check(&json!({"architectures": ["MambaForCausalLM"]})).is_err());
+        let typed = json!({
+            "model_type": "xlm-roberta", "vocab_size": 50, "hidden_size": 12, "num_attention_heads": 3,
+            "num_hidden_layers": 2, "intermediate_size": 20, "max_position_embeddings": 40,
+        });
+        assert_eq!(check_supported(&typed, true).unwrap(), "XLMRobertaModel");
+        let error = check(&typed).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("`xlm-roberta` makes vectors or scores")
+        );
+        assert!(error.hint().unwrap().contains("XLMRobertaModel"));
         let is = [
             "BertModel",
             "LlamaForCausalLM",

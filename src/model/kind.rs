@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::encoder::find_class;
+use super::encoder::class_of;
 use crate::formats::Weights;
 
 /// What a model does.
@@ -32,12 +32,10 @@ impl ModelKind {
     /// The kind of the checkpoint in `folder`, whose `config.json` is `config`. Encoders are known by their class; a decoder
     /// makes vectors when sentence-transformers' `modules.json` says how.
     pub fn of_checkpoint(config: &Value, folder: &Path) -> Self {
-        let classes = config["architectures"].as_array();
-        let class =
-            classes.and_then(|all| all.iter().filter_map(Value::as_str).find_map(find_class));
-        match class {
+        let has_modules = folder.join("modules.json").is_file();
+        match class_of(config, has_modules) {
             Some(class) => class.kind,
-            None if folder.join("modules.json").is_file() => Self::Embedding,
+            None if has_modules => Self::Embedding,
             None => Self::Chat,
         }
     }

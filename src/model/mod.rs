@@ -11,6 +11,7 @@
 //! | `describe.rs` | whether this build runs what a `config.json` describes |
 //! | `config.rs` | [`ModelConfig`]: plain data, validated once |
 //! | `read/` | container + table → `ModelConfig` |
+//! | `fields.rs` | typed access to objects of a `config.json` |
 //! | `rope.rs` | rotary frequencies and their scaling rules |
 //! | `names.rs` | parts ↔ names in files |
 //! | `checkpoint.rs` | tensors of a file by name, each taken once and checked |
@@ -31,6 +32,7 @@ mod config;
 mod describe;
 pub mod embedder;
 pub mod encoder;
+mod fields;
 mod kind;
 mod layers;
 mod load;

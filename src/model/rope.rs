@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 
+use super::fields::Fields;
 use crate::error::{Error, Result};
 
 /// How plain frequencies are changed.
@@ -112,9 +113,12 @@ pub struct Context {
 
 impl Context {
     /// The original context: the model's, the rule's own, or the longest there is.
-    pub fn original_in(&self, object: Option<&Value>) -> f64 {
-        let own = object.and_then(|o| o.get("original_max_position_embeddings")?.as_f64());
-        self.original.or(own).unwrap_or(self.longest)
+    ///
+    /// # Errors
+    /// `Invalid` when the rule's own is no number.
+    pub fn original_in(&self, rule: Option<Fields<'_>>) -> Result<f64> {
+        let own = rule.map_or(Ok(None), |o| o.number("original_max_position_embeddings"))?;
+        Ok(self.original.or(own).unwrap_or(self.longest))
     }
 }
 
@@ -248,21 +252,30 @@ fn yarn(rule: &Yarn, theta: f64, dim: usize) -> Vec<f32> {
     scaled.collect()
 }
 
+/// The name of the rule of rotary parameters.
+///
+/// # Errors
+/// `Invalid` when it is no text.
+pub fn scaling_kind(object: Fields<'_>) -> Result<&str> {
+    let name = |key: &str| object.text(key, "the name of a rotation");
+    let found = match name("rope_type")? {
+        None => name("type")?,
+        found => found,
+    };
+    Ok(found.unwrap_or("default"))
+}
+
 /// Reads a `rope_scaling` object, or a `rope_parameters` object that may hold a scaling too.
 ///
 /// # Errors
-/// `Unsupported` for an unknown rule, `Invalid` for one with a missing or impossible number.
-pub fn read_scaling(object: Option<&Value>, context: &Context) -> Result<RopeScaling> {
-    let Some(object) = object.filter(|o| !o.is_null()) else {
+/// `Unsupported` for an unknown rule, `Invalid` for one with a missing or impossible number or a field of a wrong type.
+pub fn read_scaling(object: Option<Fields<'_>>, context: &Context) -> Result<RopeScaling> {
+    let Some(object) = object else {
         return Ok(RopeScaling::None);
     };
-    let kind = object
-        .get("rope_type")
-        .or_else(|| object.get("type"))
-        .and_then(Value::as_str)
-        .unwrap_or("default");
+    let kind = scaling_kind(object)?;
     let rule = Rule { kind, object };
-    let original = context.original_in(Some(object));
+    let original = context.original_in(Some(object))?;
     let factor =
         || -> Result<f64> { Ok(rule.find("factor")?.unwrap_or(context.longest / original)) };
     // The first Phi 3 files call LongRoPE by other names.
@@ -297,20 +310,17 @@ pub fn read_scaling(object: Option<&Value>, context: &Context) -> Result<RopeSca
 /// A rule as it stands in a file.
 struct Rule<'a> {
     kind: &'a str,
-    object: &'a Value,
+    object: Fields<'a>,
 }
 
 impl Rule<'_> {
     fn find(&self, key: &str) -> Result<Option<f64>> {
         let kind = self.kind;
-        match self.object.get(key).filter(|value| !value.is_null()) {
-            None => Ok(None),
-            Some(value) => match value.as_f64() {
-                Some(x) if x.is_finite() && x > 0.0 => Ok(Some(x)),
-                _ => Err(Error::invalid(format!(
-                    "rope scaling `{kind}`: `{key}` is {value}, expected a positive number"
-                ))),
-            },
+        match self.object.number(key)? {
+            Some(x) if !(x.is_finite() && x > 0.0) => Err(Error::invalid(format!(
+                "rope scaling `{kind}`: `{key}` is {x}, expected a positive number"
+            ))),
+            found => Ok(found),
         }
     }
 
@@ -321,7 +331,7 @@ impl Rule<'_> {
     }
 
     fn list(&self, key: &str) -> Result<Vec<f32>> {
-        let list = self.object.get(key).and_then(Value::as_array);
+        let list = self.object.list(key)?;
         let numbers = list.and_then(|list| {
             let of = |value: &Value| value.as_f64().filter(|x| x.is_finite() && *x > 0.0);
             list.iter().map(|value| Some(of(value)? as f32)).collect()
@@ -349,21 +359,15 @@ impl Rule<'_> {
     }
 
     fn yarn(&self, original: f64, factor: f64) -> Result<RopeScaling> {
-        let flag = |key: &str| self.object.get(key).and_then(Value::as_bool);
         // Zero stands for absent, as in the reference.
-        let scale = |key: &str| {
-            self.object
-                .get(key)
-                .and_then(Value::as_f64)
-                .filter(|x| *x != 0.0)
-        };
-        let by_factor = Yarn::magnitude(factor, scale("mscale").zip(scale("mscale_all_dim")));
+        let scale = |key: &str| Ok::<_, Error>(self.object.number(key)?.filter(|x| *x != 0.0));
+        let by_factor = Yarn::magnitude(factor, scale("mscale")?.zip(scale("mscale_all_dim")?));
         Ok(RopeScaling::Yarn(Yarn {
             factor,
             original,
             beta_fast: self.find("beta_fast")?.unwrap_or(32.0),
             beta_slow: self.find("beta_slow")?.unwrap_or(1.0),
-            truncate: flag("truncate").unwrap_or(true),
+            truncate: self.object.flag("truncate")?.unwrap_or(true),
             magnitude: self.find("attention_factor")?.unwrap_or(by_factor) as f32,
         }))
     }
@@ -418,7 +422,11 @@ mod tests {
 
     #[test]
     fn an_unknown_rule_or_a_missing_number_is_refused() {
-        let read = |v: Value| read_scaling(Some(&v), &CONTEXT).unwrap_err().chain();
+        let read = |v: Value| {
+            read_scaling(Some(Fields::of(&v)), &CONTEXT)
+                .unwrap_err()
+                .chain()
+        };
         assert_eq!(
             read(json!({"type": "ntk"})),
             "rope scaling `ntk` is not supported"
@@ -431,7 +439,8 @@ mod tests {
             read(json!({"rope_type": "linear", "factor": 0}))
                 .contains("expected a positive number")
         );
-        let none = |v: Value| read_scaling(Some(&v), &CONTEXT).unwrap() == RopeScaling::None;
+        let none =
+            |v: Value| read_scaling(Some(Fields::of(&v)), &CONTEXT).unwrap() == RopeScaling::None;
         assert!(none(Value::Null));
         assert!(none(json!({"rope_theta": 1e4})));
     }

@@ -14,6 +14,7 @@ use super::gguf_name::{GgufVariant, canonical_stem, group_variants, strip_extens
 use super::manifest::Manifest;
 use super::metadata;
 use crate::error::{Error, Result};
+use crate::model::ModelKind;
 
 /// Suffix of a file that is being downloaded.
 pub const PART_SUFFIX: &str = ".part";
@@ -69,6 +70,14 @@ impl LocalModel {
         match &self.weights {
             Weights::Safetensors(_) => self.dir.clone(),
             Weights::Gguf { files, .. } => files.first().unwrap_or(&self.dir).clone(),
+        }
+    }
+
+    /// What it is for, by its files.
+    pub fn kind(&self) -> ModelKind {
+        match &self.weights {
+            Weights::Safetensors(_) => ModelKind::of_folder(&self.dir),
+            Weights::Gguf { .. } => ModelKind::Chat,
         }
     }
 

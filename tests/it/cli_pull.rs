@@ -585,7 +585,14 @@ fn encoders_are_pulled_and_what_they_lack_is_told_before_the_download() {
         ("model.safetensors", noise(100)),
     ]);
     let home = home_at(&server);
-    home.run(&["pull", "user/tiny-GGUF", "--name", "bert"]).ok();
+    let pulled = home.run(&["pull", "user/tiny-GGUF", "--name", "bert"]).ok();
+    assert!(
+        pulled
+            .stderr
+            .contains("POST /v1/embeddings for the model bert")
+            && !pulled.stderr.contains("Chat with it"),
+        "{pulled:#?}"
+    );
     let list = home.run(&["list"]).ok().stdout;
     assert!(
         list.contains("  bert BertModel") && !list.contains("not supported"),
@@ -600,6 +607,30 @@ fn encoders_are_pulled_and_what_they_lack_is_told_before_the_download() {
         .failed()
         .stderr;
     assert!(stderr.contains("guesses hidden words"), "{stderr}");
+}
+
+#[test]
+fn a_local_model_is_added_with_what_it_is_for() {
+    let home = Home::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    for (model, use_of_it) in [
+        ("models/llama_plain", "Chat with it: oxydllm run m"),
+        (
+            "encoders/bert_dense",
+            "Make embeddings with it: oxydllm start, then POST /v1/embeddings for the model m",
+        ),
+        ("encoders/qwen3_last", "POST /v1/embeddings for the model m"),
+        (
+            "encoders/bert_rerank",
+            "Rerank documents with it: oxydllm start, then POST /v1/rerank for the model m",
+        ),
+    ] {
+        let path = root.join(model);
+        let words = ["pull", path.to_str().unwrap(), "--name", "m", "--force"];
+        let stderr = home.run(&words).ok().stderr;
+        assert!(stderr.contains(use_of_it), "{model}: {stderr}");
+        assert_eq!(stderr.matches(" with it: ").count(), 1, "{model}: {stderr}");
+    }
 }
 
 #[test]

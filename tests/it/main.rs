@@ -7,6 +7,7 @@
 
 mod bench;
 mod chat_turn;
+mod class_defaults;
 mod cli;
 mod cli_pull;
 mod cli_questions;
@@ -16,6 +17,7 @@ mod devices;
 mod embeddings_api;
 mod encoders;
 mod engine;
+mod evaluation;
 mod fuzz;
 mod fuzz_bodies;
 mod host;

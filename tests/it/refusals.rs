@@ -386,6 +386,80 @@ fn rotary_parameters_that_would_be_passed_over_are_refused() {
 }
 
 #[test]
+fn a_switch_of_another_type_is_refused_wherever_it_is_read() {
+    for (fixture, key) in [
+        ("lfm2_plain", "tie_embedding"),
+        ("lfm2_plain", "conv_bias"),
+        ("lfm2_plain", "block_auto_adjust_ff_dim"),
+        ("llama_plain", "mlp_bias"),
+        ("qwen2_window", "use_sliding_window"),
+        ("qwen2_moe_plain", "qkv_bias"),
+        ("qwen3_moe_sparse", "norm_topk_prob"),
+        ("glm4_moe_groups", "use_qk_norm"),
+        ("deepseek_v3_groups", "rope_interleave"),
+        ("gemma4_experts", "enable_moe_block"),
+        ("gemma4_experts", "attention_k_eq_v"),
+        ("gemma4_inputs", "use_double_wide_mlp"),
+    ] {
+        let expected = format!("`{key}` is 1, expected `true` or `false`");
+        refused_with([(fixture, key, 1.into(), &expected)]);
+    }
+    let mut copy = Copy::of("gpt_oss_float");
+    copy.config["rope_parameters"]["truncate"] = "no".into();
+    let refusal = copy.refusal();
+    let expected = "`truncate` in `rope_parameters` is \"no\", expected `true` or `false`";
+    assert!(refusal.contains(expected), "{refusal}");
+    let mut copy = Copy::of("ministral3_plain");
+    copy.config["rope_parameters"]["llama_4_scaling_beta"] = "x".into();
+    let refusal = copy.refusal();
+    let expected = "`llama_4_scaling_beta` in `rope_parameters` is \"x\", expected a number";
+    assert!(refusal.contains(expected), "{refusal}");
+    let list = "`mlp_only_layers` is 1, expected a list";
+    refused_with([("qwen3_moe_sparse", "mlp_only_layers", 1.into(), list)]);
+}
+
+#[test]
+fn a_refusal_names_what_the_file_has() {
+    refused_with([
+        (
+            "gemma4_experts",
+            "top_k_experts",
+            0.into(),
+            "`top_k_experts` is 0, expected a whole number from 1",
+        ),
+        (
+            "gemma4_experts",
+            "top_k_experts",
+            Value::Null,
+            "does not say its `num_experts_per_tok` or `experts_per_token` or `top_k_experts`",
+        ),
+    ]);
+    // Whole numbers without a scale are no weights.
+    for (fixture, table) in [
+        ("llama_rope3_tied", "model.embed_tokens.weight"),
+        ("mistral_window", "model.embed_tokens.weight"),
+        (
+            "mistral3_nested",
+            "language_model.model.embed_tokens.weight",
+        ),
+        ("gemma4_inputs", "model.embed_tokens_per_layer.weight"),
+        (
+            "mistral3_nested",
+            "language_model.model.layers.1.mlp.up_proj.weight",
+        ),
+    ] {
+        let mut copy = Copy::of(fixture);
+        let (dtype, shape, bytes) = copy.tensors.get_mut(table).unwrap();
+        (*dtype, *bytes) = (Dtype::I8, vec![1; shape.iter().product()]);
+        let refusal = copy.refusal();
+        assert!(
+            refusal.contains(&format!("tensor `{table}`")) && refusal.contains("I8"),
+            "{fixture} {table}: {refusal}"
+        );
+    }
+}
+
+#[test]
 fn switches_and_lists_of_another_type_are_refused() {
     refused_with([
         (

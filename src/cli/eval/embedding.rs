@@ -7,7 +7,9 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::contract::{SCALAR_TOKENS, THREADS, Tally, with_threads};
+use super::nothing_in;
 use crate::cli::Printer;
+use crate::engine::embed::check_texts;
 use crate::engine::embed::contract::{Reference, built_in_texts};
 use crate::error::{Error, Result};
 use crate::host::{EmbeddingText, wrong_kind};
@@ -32,7 +34,8 @@ enum Inputs {
 /// Computes the inputs in `file` and prints what came of them as JSON.
 ///
 /// # Errors
-/// Those of loading; `Invalid` for inputs that are not what they should be, `Unsupported` for a model of another kind.
+/// Those of loading; `Invalid` for inputs that are not what they should be, `ContextLength` for a text that is too long,
+/// `Unsupported` for a model of another kind.
 pub(super) fn execute(
     ctx: &Context,
     located: &Located,
@@ -65,6 +68,7 @@ pub(super) fn execute(
             tokens.collect::<Result<_>>()?
         }
     };
+    check_texts(&texts, embedder.vocab_size(), embedder.max_tokens())?;
     let outputs = compute(&mut embedder, ctx, &texts)?;
     match wanted {
         ModelKind::Reranker => {
@@ -78,13 +82,18 @@ pub(super) fn execute(
 
 fn read_inputs(file: &Path) -> Result<Inputs> {
     let text = std::fs::read(file).map_err(|e| Error::io("read", file, e))?;
-    serde_json::from_slice(&text).map_err(|e| {
+    let inputs = serde_json::from_slice(&text).map_err(|e| {
         let name = file.display();
         Error::invalid(format!(
             "`{name}` is neither `{{\"inputs\": [text,…]}}` nor `{{\"pairs\": [[query, document],…]}}`"
         ))
         .with_source(e)
-    })
+    })?;
+    match &inputs {
+        Inputs::Inputs(texts) if texts.is_empty() => Err(nothing_in(file, "inputs")),
+        Inputs::Pairs(pairs) if pairs.is_empty() => Err(nothing_in(file, "pairs")),
+        _ => Ok(inputs),
+    }
 }
 
 fn load(ctx: &Context, path: &Path, weights: WeightPath) -> Result<Embedder> {
@@ -136,10 +145,11 @@ pub(super) fn contract(
             .map_err(|error| error.context(format!("cannot load `{}`", located.name())))
     };
     let mut model = load(ctx)?;
-    let texts = match prompts {
+    let texts: Vec<TextTokens> = match prompts {
         Some(prompts) => prompts.into_iter().map(TextTokens::of_ids).collect(),
         None => built_in_texts(model.vocab_size(), model.max_tokens()),
     };
+    check_texts(&texts, model.vocab_size(), model.max_tokens())?;
     let reference = Reference::compute(&mut model, ctx, &texts)?;
     let mut tally = Tally::new(printer, "texts");
     reference.check(&mut model, ctx, |finding| tally.add(&finding))?;

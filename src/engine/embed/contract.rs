@@ -2,7 +2,7 @@
 
 use super::worker::Compute;
 use crate::engine::contract::Finding;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::encoder::TextTokens;
 use crate::ops::Context;
 
@@ -37,8 +37,13 @@ impl Reference {
     /// Computes each text alone.
     ///
     /// # Errors
-    /// Those of the model.
+    /// Those of the model; `Invalid` without texts.
     pub fn compute(subject: &mut dyn Compute, ctx: &Context, texts: &[TextTokens]) -> Result<Self> {
+        if texts.is_empty() {
+            return Err(Error::invalid(
+                "there are no texts: nothing would be checked",
+            ));
+        }
         let bits = texts
             .iter()
             .map(|text| Ok(bits(&subject.compute(ctx, &[text])?[0])))

@@ -78,10 +78,8 @@ impl EmbedEngine {
     /// `Invalid` when a text has no tokens or an id outside the vocabulary; `ContextLength` when one is too long; `Overloaded` when
     /// the queue is full; `Unavailable` when the worker is gone. Messages count texts from 0.
     pub fn submit(&self, texts: Vec<TextTokens>) -> Result<Outputs> {
-        texts
-            .iter()
-            .enumerate()
-            .try_for_each(|(index, text)| self.check(index, text))?;
+        let info = &self.shared.info;
+        check_texts(&texts, info.vocab_size, info.max_context)?;
         let _slot = self.take_slot()?;
         let (reply, outputs) = oneshot::channel();
         let job = Job {
@@ -109,27 +107,35 @@ impl EmbedEngine {
             ))),
         }
     }
+}
 
-    fn check(&self, index: usize, text: &TextTokens) -> Result<()> {
-        let info = &self.shared.info;
+/// Refuses texts that a model of so many token ids, which reads at most `max_tokens` of them, cannot compute; says which text.
+///
+/// # Errors
+/// `Invalid` for a text without tokens or an id outside the vocabulary, `ContextLength` for one that is too long.
+pub fn check_texts<'a>(
+    texts: impl IntoIterator<Item = &'a TextTokens>,
+    vocab_size: usize,
+    max_tokens: usize,
+) -> Result<()> {
+    for (index, text) in texts.into_iter().enumerate() {
         if text.ids.is_empty() {
             return Err(Error::invalid(format!(
                 "text {index} has no tokens: at least one is needed"
             )));
         }
-        if let Some(id) = text.ids.iter().find(|id| **id as usize >= info.vocab_size) {
-            let size = info.vocab_size;
+        if let Some(id) = text.ids.iter().find(|id| **id as usize >= vocab_size) {
             return Err(Error::invalid(format!(
-                "token id {id} in text {index} is outside the model's vocabulary of {size}"
+                "token id {id} in text {index} is outside the model's vocabulary of {vocab_size}"
             )));
         }
-        let (length, most) = (text.ids.len(), info.max_context);
-        if length > most {
+        let length = text.ids.len();
+        if length > max_tokens {
             return Err(Error::context_length(format!(
-                "text {index} has {length} tokens, the model reads at most {most}"
+                "text {index} has {length} tokens, the model reads at most {max_tokens}"
             ))
             .with_hint("split the text: nothing is cut off in silence"));
         }
-        Ok(())
     }
+    Ok(())
 }

@@ -10,4 +10,4 @@ pub mod contract;
 mod handle;
 pub mod worker;
 
-pub use handle::{EmbedEngine, Outputs};
+pub use handle::{EmbedEngine, Outputs, check_texts};

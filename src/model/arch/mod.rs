@@ -7,4 +7,4 @@ pub mod rules;
 pub mod table;
 
 pub use page::models_page;
-pub use table::{Architecture, find_gguf, find_hf, find_model_type, is_supported};
+pub use table::{Architecture, find_gguf, find_hf, find_model_type, find_text, is_supported};

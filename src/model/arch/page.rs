@@ -42,7 +42,7 @@ pub fn models_page() -> String {
 }
 
 const FORMATS: &str = "
-A file without `architectures` is known by its `model_type`, but for encoders: an embedder and a reranker have the same one. Multimodal checkpoints load their text part: vision and audio towers, projectors and
+A file without `architectures` is known by its `model_type`; an encoder by that and a `modules.json`, without which an embedder and a reranker look alike. Multimodal checkpoints load their text part: vision and audio towers, projectors and
 layers that predict further tokens are skipped without reading them, and named in the log.
 
 ## Containers and formats

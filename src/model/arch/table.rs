@@ -26,6 +26,8 @@ pub struct Architecture {
     pub hf: &'static [&'static str],
     /// Names in `model_type` of a `config.json` that has no `architectures`.
     pub model_types: &'static [&'static str],
+    /// Model types of a text part (`text_config`) that are rows of their own: the class holds texts of several kinds.
+    pub other_texts: &'static [&'static str],
     /// `general.architecture` of a GGUF file.
     pub gguf: &'static [&'static str],
     /// Models that people know it by.
@@ -102,6 +104,8 @@ pub struct Architecture {
     pub rope_layers: RopeLayers,
     /// Values of config fields (by Hugging Face key) that the class assumes when a file leaves them out.
     pub defaults: &'static [(&'static str, f64)],
+    /// The rotary parameters that the class assumes for a `config.json` that has none, as JSON.
+    pub default_rope: Option<&'static str>,
     /// Token ids that end an answer besides those that the files name, where the tokenizer has them as special tokens.
     pub extra_stop_ids: &'static [u32],
     /// What its files call parts, where it is not what most files call them.
@@ -116,6 +120,7 @@ pub const ARCHITECTURES: &[Architecture] = &[
         ..LLAMA
     },
     dense::MISTRAL,
+    dense::MISTRAL_3,
     dense::MINISTRAL_3,
     dense::QWEN2,
     dense::QWEN3,
@@ -198,6 +203,20 @@ pub fn find_model_type(name: &str) -> Result<&'static Architecture> {
     })
 }
 
+/// The row of what `outer` holds, whose text part is of the model type `text`.
+///
+/// # Errors
+/// As [`find_model_type`].
+pub fn find_text(
+    outer: &'static Architecture,
+    text: Option<&str>,
+) -> Result<&'static Architecture> {
+    match text.filter(|text| outer.other_texts.contains(text)) {
+        Some(text) => find_model_type(text),
+        None => Ok(outer),
+    }
+}
+
 /// The row of a GGUF file's `general.architecture`.
 ///
 /// # Errors
@@ -248,6 +267,19 @@ mod tests {
             for (key, _) in row.defaults {
                 let known = super::super::keys::KEYS.iter().any(|k| k.hf.contains(key));
                 assert!(known, "{}: `{key}`", row.name);
+            }
+        }
+    }
+
+    #[test]
+    fn other_texts_are_rows_and_default_rotary_parameters_are_objects() {
+        for row in ARCHITECTURES {
+            for text in row.other_texts {
+                assert_ne!(find_model_type(text).unwrap().name, row.name);
+            }
+            if let Some(json) = row.default_rope {
+                let json: serde_json::Value = serde_json::from_str(json).unwrap();
+                assert!(json.is_object(), "{}", row.name);
             }
         }
     }

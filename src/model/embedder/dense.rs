@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::formats;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::config::BiasPresence;
+use crate::model::fields::Fields;
 use crate::nn::{Input, Linear, WeightPath};
 use crate::ops::activate::{Function, activate};
 use crate::ops::{Context, Tensor};
@@ -59,13 +60,14 @@ impl DenseConfig {
                 )));
             }
         }
-        if given("use_residual").and_then(Value::as_bool) == Some(true) {
+        let flag = |key: &str| Fields::of(json).flag(key);
+        if flag("use_residual")? == Some(true) {
             return Err(Error::unsupported("`use_residual` is not supported"));
         }
         Ok(Self {
             in_features: size("in_features")?,
             out_features: size("out_features")?,
-            has_bias: given("bias").and_then(Value::as_bool).unwrap_or(true),
+            has_bias: flag("bias")?.unwrap_or(true),
             activation: activation(given("activation_function"))?,
         })
     }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::model::fields::Fields;
 
 /// How the features of the tokens become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,18 +200,23 @@ impl Pooling {
     fn of(config: &Value, path: &Path) -> Result<Self> {
         let in_file =
             |error: Error| error.context(format!("`{}`", path.join("config.json").display()));
-        let modes = match config.get("pooling_mode").filter(|value| !value.is_null()) {
+        let fields = Fields::of(config);
+        let modes = match fields.get("pooling_mode") {
             Some(named) => named_modes(named).map_err(in_file)?,
             None => {
-                let is_set = |flag: &str| config.get(flag).and_then(Value::as_bool) == Some(true);
-                let set = MODES.iter().filter(|(flag, ..)| is_set(flag));
-                set.map(|(.., mode)| *mode).collect()
+                let mut set = Vec::new();
+                for (flag, _, mode) in &MODES {
+                    if fields.flag(flag).map_err(in_file)? == Some(true) {
+                        set.push(*mode);
+                    }
+                }
+                set
             }
         };
         if modes.is_empty() {
             return Err(in_file(Error::invalid("no pooling mode is set")));
         }
-        let include_prompt = config.get("include_prompt").and_then(Value::as_bool);
+        let include_prompt = fields.flag("include_prompt").map_err(in_file)?;
         Ok(Self {
             modes,
             include_prompt: include_prompt.unwrap_or(true),
@@ -313,6 +319,9 @@ mod tests {
         assert_eq!(one.modes, [PoolingMode::LastToken]);
         let unknown = pooling(r#"{"pooling_mode": "median"}"#).unwrap_err();
         assert!(unknown.to_string().contains("\"median\""), "{unknown}");
+        let typed = pooling(r#"{"pooling_mode_mean_tokens": "true"}"#).unwrap_err();
+        let expected = "`pooling_mode_mean_tokens` is \"true\", expected `true` or `false`";
+        assert!(typed.to_string().contains(expected), "{typed}");
         let none = pooling(r#"{"pooling_mode_mean_tokens": false}"#).unwrap_err();
         assert!(none.to_string().contains("no pooling mode"), "{none}");
     }

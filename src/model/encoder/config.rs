@@ -1,5 +1,7 @@
 //! Which classes are encoders, and [`EncoderConfig`].
 
+use serde_json::Value;
+
 use crate::model::ModelKind;
 use crate::ops::activate::Function;
 
@@ -83,6 +85,34 @@ const CLASSES: [EncoderClass; 10] = [
         false,
     ),
 ];
+
+/// Model types of encoders, and the class that each is without a head.
+const MODEL_TYPES: [(&str, &str); 3] = [
+    ("bert", "BertModel"),
+    ("roberta", "RobertaModel"),
+    ("xlm-roberta", "XLMRobertaModel"),
+];
+
+/// The encoder class that a `model_type` stands for when the model makes vectors; with a head it may be another one.
+pub(in crate::model) fn headless_class(model_type: &str) -> Option<&'static EncoderClass> {
+    let found = MODEL_TYPES.iter().find(|(name, _)| *name == model_type);
+    found.and_then(|(_, class)| find_class(class))
+}
+
+/// The encoder class that a `config.json` names: the first known one, or where it names none, that of its model type if a
+/// `modules.json` beside it says that the model makes vectors.
+pub(in crate::model) fn class_of(
+    config: &Value,
+    has_modules: bool,
+) -> Option<&'static EncoderClass> {
+    match config["architectures"].as_array() {
+        Some(names) if !names.is_empty() => {
+            names.iter().filter_map(Value::as_str).find_map(find_class)
+        }
+        _ if has_modules => headless_class(config["model_type"].as_str()?),
+        _ => None,
+    }
+}
 
 /// The encoder class called `name`.
 pub(in crate::model) fn find_class(name: &str) -> Option<&'static EncoderClass> {

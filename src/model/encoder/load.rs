@@ -88,7 +88,7 @@ fn encoder(file: &mut Checkpoint<'_>, config: EncoderConfig) -> Result<Encoder> 
     let hidden = config.hidden_size;
     let mut table = |name: &str, rows| {
         let name = format!("embeddings.{name}_embeddings.weight");
-        file.matrix(&name, rows, hidden)
+        file.table(&name, rows, hidden)
     };
     let tables = Tables {
         words: table("word", config.vocab_size)?,

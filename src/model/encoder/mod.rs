@@ -15,7 +15,7 @@ mod load;
 mod read;
 
 pub use config::{EncoderConfig, Family, Positions};
-pub(super) use config::{class_names, find_class};
+pub(super) use config::{class_names, class_of, find_class, headless_class};
 pub use forward::{Encoder, TextTokens};
 pub use load::{load_encoder, weigh_encoder};
 pub(super) use read::describe_encoder;

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::config::{EncoderClass, EncoderConfig, Family, Positions, find_class};
+use super::config::{EncoderClass, EncoderConfig, Family, Positions, class_of};
 use crate::error::{Error, Result};
 use crate::model::ModelKind;
+use crate::model::fields::Fields;
 use crate::ops::activate::Function;
 
 /// A bound for what a file may make us allocate.
@@ -42,9 +43,7 @@ pub(in crate::model) fn describe_encoder(
     json: &Value,
     has_modules: bool,
 ) -> Result<Option<EncoderConfig>> {
-    let classes = json["architectures"].as_array();
-    let found = classes.and_then(|all| all.iter().filter_map(Value::as_str).find_map(find_class));
-    found
+    class_of(json, has_modules)
         .map(|class| Reader { json, class }.config(has_modules))
         .transpose()
 }
@@ -182,7 +181,7 @@ impl Reader<'_> {
             )));
         }
         for flag in ["is_decoder", "add_cross_attention"] {
-            if self.field(flag).and_then(Value::as_bool) == Some(true) {
+            if Fields::of(self.json).flag(flag)? == Some(true) {
                 return Err(Error::unsupported(format!(
                     "`{flag}` is not supported for a {name}"
                 )));
@@ -265,6 +264,11 @@ mod tests {
                 "relative_key",
             ),
             ("BertModel", json!({ "is_decoder": true }), "`is_decoder`"),
+            (
+                "BertModel",
+                json!({ "is_decoder": "yes" }),
+                "`is_decoder` is \"yes\", expected `true` or `false`",
+            ),
             (
                 "BertModel",
                 json!({ "num_attention_heads": 5 }),

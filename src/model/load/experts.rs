@@ -124,7 +124,7 @@ fn stack(
     let matrices = matrices.collect::<Result<Vec<_>>>()?;
     let bias = biases(tensors, layer, part, rows, own)?;
     let built = tensors.file.experts(matrices, bias);
-    built.map_err(|e| e.context(format!("tensor `{name}`")))
+    built.map_err(|e| tensors.file.in_tensor(&name, e))
 }
 
 /// One tensor per expert and matrix.
@@ -159,7 +159,8 @@ fn one_by_one(
         let built = tensors
             .file
             .experts(matrices, (!bias.is_empty()).then_some(bias));
-        stacks.push(built.map_err(|e| e.context(format!("tensor `{}.weight`", of(0))))?);
+        let first = format!("{}.weight", of(0));
+        stacks.push(built.map_err(|e| tensors.file.in_tensor(&first, e))?);
     }
     Ok(stacks.try_into().expect("one stack per part"))
 }

@@ -85,7 +85,7 @@ fn head_matrices(
     };
     let transposed = |h: usize| transposed(&both.rows(h, 0..nope)?, encoding);
     let keys = tensors.file.converted_experts(shape, &transposed, None);
-    let keys = keys.map_err(|e| e.context(format!("tensor `{name}`")))?;
+    let keys = keys.map_err(|e| tensors.file.in_tensor(&name, e))?;
     Ok((keys, tensors.file.experts(values, None)?))
 }
 

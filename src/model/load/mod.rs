@@ -105,7 +105,7 @@ impl ByteStore for MappedBytes {
 fn transformer(tensors: &mut Tensors<'_>, config: ModelConfig) -> Result<Transformer> {
     let (vocab, hidden) = (config.vocab_size, config.hidden_size);
     let name = tensors.weight_name(None, Part::Embedding);
-    let embedding = tensors.file.matrix(&name, vocab, hidden)?;
+    let embedding = tensors.file.table(&name, vocab, hidden)?;
     let per_layer = per_layer::load_inputs(tensors, &config)?;
     let layers = (0..config.layers.len()).map(|index| layer::load(tensors, &config, index));
     let layers = layers.collect::<Result<Vec<_>>>()?;
@@ -139,6 +139,10 @@ fn head(tensors: &mut Tensors<'_>, config: &ModelConfig, embedding: &RawMatrix) 
         tracing::warn!(tensor = %name, "the head is said to be the embedding but differs; it is used as it is");
     }
     let linear = tensors.file.build(&matrix, None);
-    let linear = linear.map_err(|e| e.context(format!("tensor `{name}`")))?;
+    let source = match tied {
+        true => tensors.weight_name(None, Part::Embedding),
+        false => name,
+    };
+    let linear = linear.map_err(|e| tensors.file.in_tensor(&source, e))?;
     Ok(Head { linear, tied })
 }

@@ -15,14 +15,14 @@ pub(super) fn load_inputs(
     };
     let all = config.layers.len() * own.size;
     let table = tensors.weight_name(None, Part::PerLayerEmbedding);
-    let table = tensors.file.matrix(&table, own.vocab_size, all)?;
+    let table = tensors.file.table(&table, own.vocab_size, all)?;
     let name = tensors.weight_name(None, Part::PerLayerProjection);
     let projection = tensors.file.matrix(&name, all, config.hidden_size)?;
     let projection = tensors.file.build(&projection, None);
     Ok(Some(PerLayerInputs {
         table,
         size: own.size,
-        projection: projection.map_err(|e| e.context(format!("tensor `{name}`")))?,
+        projection: projection.map_err(|e| tensors.file.in_tensor(&name, e))?,
         norm: tensors.norm(None, Part::PerLayerProjectionNorm, own.size, &config.norm)?,
     }))
 }

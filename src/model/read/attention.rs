@@ -1,7 +1,5 @@
 //! Attention: heads, their sizes, scale, biases.
 
-use serde_json::Value;
-
 use super::source::{Reader, Source};
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
@@ -36,11 +34,11 @@ impl Reader<'_> {
             kv_heads,
             key_dim,
             value_dim: key_dim,
-            qk_norm: self.qk_norm(),
+            qk_norm: self.qk_norm()?,
             value_norm: self.arch.value_norm,
             values: ValueSource::Projection,
-            qkv_bias: self.bias(self.arch.biases.qkv),
-            o_bias: self.bias(self.arch.biases.o),
+            qkv_bias: self.bias(self.arch.biases.qkv)?,
+            o_bias: self.bias(self.arch.biases.o)?,
             qkv_clip: self.qkv_clip()?,
             rope: None,
             query_scaling: self.query_scaling()?,
@@ -82,17 +80,17 @@ impl Reader<'_> {
     }
 
     /// The family's norm of q and k, where the file does not switch it off.
-    fn qk_norm(&self) -> QkNorm {
+    fn qk_norm(&self) -> Result<QkNorm> {
         let is_on = match self.arch.qk_norm_switch {
             None => true,
-            Some(key) if self.is_hf() => self.hf(key).and_then(Value::as_bool) == Some(true),
+            Some(key) if self.is_hf() => self.hf_flag(key)? == Some(true),
             Some(_) => self.weights.find("blk.0.attn_q_norm.weight").is_some(),
         };
-        if is_on {
+        Ok(if is_on {
             self.arch.qk_norm
         } else {
             QkNorm::None
-        }
+        })
     }
 
     fn qkv_clip(&self) -> Result<Option<f32>> {
@@ -180,9 +178,9 @@ impl Reader<'_> {
         if !self.arch.query_scaling {
             return Ok(None);
         }
-        let beta = match self.rope_parameter("llama_4_scaling_beta") {
-            Some(beta) => beta.as_f64(),
+        let beta = match self.rope_number("llama_4_scaling_beta")? {
             None => self.find_number(&keys::QUERY_SCALING)?,
+            beta => beta,
         };
         let Some(beta) = beta.filter(|beta| *beta != 0.0) else {
             return Ok(None);
@@ -197,17 +195,15 @@ impl Reader<'_> {
     }
 
     /// Whether a bias must be there.
-    pub(super) fn bias(&self, rule: Bias) -> BiasPresence {
-        match rule {
+    pub(super) fn bias(&self, rule: Bias) -> Result<BiasPresence> {
+        Ok(match rule {
             Bias::Never => BiasPresence::Absent,
             Bias::Always => BiasPresence::Required,
             Bias::Configured(..) if !self.is_hf() => BiasPresence::Optional,
-            Bias::Configured(key, default) => {
-                match self.hf(key).and_then(Value::as_bool).unwrap_or(default) {
-                    true => BiasPresence::Required,
-                    false => BiasPresence::Absent,
-                }
-            }
-        }
+            Bias::Configured(key, default) => match self.hf_flag(key)?.unwrap_or(default) {
+                true => BiasPresence::Required,
+                false => BiasPresence::Absent,
+            },
+        })
     }
 }

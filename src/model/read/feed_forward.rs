@@ -1,7 +1,5 @@
 //! The feed-forward part; `moe.rs` reads the one with experts.
 
-use serde_json::Value;
-
 use super::source::Reader;
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
@@ -28,17 +26,17 @@ impl Reader<'_> {
         let activation = self.activation()?;
         let widths = self.feed_forward_widths(mixers)?;
         let of = |(width, is_sparse)| {
-            let dense = self.dense_of(width, activation);
-            match (&moe, beside) {
+            let dense = self.dense_of(width, activation)?;
+            Ok(match (&moe, beside) {
                 (Some(moe), Beside::Nothing) if is_sparse => FeedForwardConfig::Moe(moe.clone()),
                 (Some(moe), Beside::Dense) if is_sparse => {
                     let moe = moe.clone();
                     FeedForwardConfig::Twofold(TwofoldConfig { dense, moe })
                 }
                 _ => FeedForwardConfig::Dense(dense),
-            }
+            })
         };
-        Ok(widths.into_iter().zip(sparse).map(of).collect())
+        widths.into_iter().zip(sparse).map(of).collect()
     }
 
     fn feed_forward_widths(&self, mixers: &[MixerConfig]) -> Result<Vec<usize>> {
@@ -53,7 +51,7 @@ impl Reader<'_> {
         }
         let width = self.feed_forward_width()?;
         let is_double = self.arch.feed_forward_width == FeedForwardWidth::DoubleWithoutKeys
-            && self.hf("use_double_wide_mlp") == Some(&Value::Bool(true));
+            && self.hf_flag("use_double_wide_mlp")? == Some(true);
         let of = |mixer: &MixerConfig| match mixer.kv_source() {
             Some(KvSource::Layer(_)) if is_double => 2 * width,
             _ => width,
@@ -62,13 +60,17 @@ impl Reader<'_> {
     }
 
     /// A gated block of the width `intermediate`.
-    pub(super) fn dense_of(&self, intermediate: usize, activation: Activation) -> DenseConfig {
-        let bias: BiasPresence = self.bias(self.arch.biases.feed_forward);
-        DenseConfig {
+    pub(super) fn dense_of(
+        &self,
+        intermediate: usize,
+        activation: Activation,
+    ) -> Result<DenseConfig> {
+        let bias: BiasPresence = self.bias(self.arch.biases.feed_forward)?;
+        Ok(DenseConfig {
             intermediate,
             activation,
             bias,
-        }
+        })
     }
 
     fn feed_forward_width(&self) -> Result<usize> {
@@ -79,8 +81,7 @@ impl Reader<'_> {
             Some(width) => width,
             None => self.size(&keys::INTERMEDIATE_SIZE)?,
         };
-        let adjusts = self.hf("block_auto_adjust_ff_dim").and_then(Value::as_bool);
-        if adjusts == Some(false) {
+        if self.hf_flag("block_auto_adjust_ff_dim")? == Some(false) {
             return Ok(width);
         }
         // As Lfm2MLP: without a multiplier nothing is rounded either.
@@ -107,9 +108,11 @@ impl Reader<'_> {
     }
 
     pub(super) fn activation(&self) -> Result<Activation> {
-        let keys = self.arch.activation_keys.iter();
-        let own = keys.filter_map(|key| self.hf(key)).next();
-        match own.map(|v| v.as_str().unwrap_or("?")) {
+        let mut own = None;
+        for key in self.arch.activation_keys {
+            own = own.or(self.hf_name(key)?);
+        }
+        match own {
             None => Ok(self.arch.activation),
             // What the first Gemma files say and do not mean (GemmaConfig).
             Some("gelu") if self.arch.activation == Activation::GeluTanh => {

@@ -43,7 +43,7 @@ impl Reader<'_> {
                 ..all.clone()
             };
             match own.kv {
-                KvSource::Own if self.values_are_keys(layer, window) => {
+                KvSource::Own if self.values_are_keys(layer, window)? => {
                     own.values = ValueSource::Keys;
                 }
                 KvSource::Own => {}
@@ -102,7 +102,7 @@ impl Reader<'_> {
         if let Some(dim) = self.find_size(&keys::FULL_HEAD_DIM)? {
             full.dim = dim;
         }
-        if self.has_shared_projection()
+        if self.has_shared_projection()?
             && let Some(count) = self.find_size(&keys::FULL_KV_HEADS)?
         {
             full.count = count;
@@ -120,23 +120,23 @@ impl Reader<'_> {
     }
 
     /// Whether keys and values of layers without a window have one projection, as a `config.json` says.
-    fn has_shared_projection(&self) -> bool {
-        self.hf("attention_k_eq_v") == Some(&Value::Bool(true))
+    fn has_shared_projection(&self) -> Result<bool> {
+        Ok(self.hf_flag("attention_k_eq_v")? == Some(true))
     }
 
     /// Whether the values of a layer are its keys; in GGUF files the tensor of the values is left out then.
-    fn values_are_keys(&self, layer: usize, window: Option<usize>) -> bool {
+    fn values_are_keys(&self, layer: usize, window: Option<usize>) -> Result<bool> {
         if self.arch.full_layers.is_none() {
-            return false;
+            return Ok(false);
         }
         if self.is_hf() {
-            return window.is_none() && self.has_shared_projection();
+            return Ok(self.has_shared_projection()? && window.is_none());
         }
         let has = |part: &str| {
             let name = format!("blk.{layer}.{part}.weight");
             self.weights.find(&name).is_some()
         };
-        !has("attn_v") && !has("attn_qkv")
+        Ok(!has("attn_v") && !has("attn_qkv"))
     }
 
     /// Whose keys and values each layer reads: the last layers those of the last layer before them that slides or does not, as

@@ -1,12 +1,10 @@
 //! Latent attention: ranks, sizes of heads, scale.
 
-use serde_json::Value;
-
 use super::source::{Reader, Source};
 use crate::error::{Error, Result};
 use crate::model::arch::keys;
 use crate::model::config::{BiasPresence, MlaConfig, NormConfig, NormKind};
-use crate::model::rope::Yarn;
+use crate::model::rope::{Yarn, scaling_kind};
 
 /// Inside the root of the norms of latents: the classes DeepseekV2RMSNorm and DeepseekV3RMSNorm are made without the config's number
 /// there, so that it is their default.
@@ -25,7 +23,7 @@ impl Reader<'_> {
         let query_dim = (nope_dim + rope_dim) as f64;
         let mscale = self.score_mscale()?;
         // Biases are on what makes the latents, and on queries only when they have a latent.
-        let latent_bias: BiasPresence = self.bias(self.arch.biases.qkv);
+        let latent_bias: BiasPresence = self.bias(self.arch.biases.qkv)?;
         Ok(MlaConfig {
             heads: self.size(&keys::NUM_HEADS)?,
             query_rank: self.find_size(&keys::QUERY_RANK)?,
@@ -39,7 +37,7 @@ impl Reader<'_> {
                 offset: 0.0,
             },
             latent_bias,
-            o_bias: self.bias(self.arch.biases.o),
+            o_bias: self.bias(self.arch.biases.o)?,
             rope: 0,
             scale: (query_dim.powf(-0.5) * mscale * mscale) as f32,
         })
@@ -86,15 +84,13 @@ impl Reader<'_> {
     fn score_mscale(&self) -> Result<f64> {
         let (factor, all_dim) = match &self.source {
             Source::Hf(_) => {
-                let Some(object) = self.rope_object() else {
+                let Some(object) = self.rope_object()? else {
                     return Ok(1.0);
                 };
-                let kind = object.get("rope_type").or_else(|| object.get("type"));
-                if matches!(kind.and_then(Value::as_str), None | Some("default")) {
+                if scaling_kind(object)? == "default" {
                     return Ok(1.0);
                 }
-                let number = |key: &str| object.get(key).and_then(Value::as_f64);
-                (number("factor"), number("mscale_all_dim"))
+                (object.number("factor")?, object.number("mscale_all_dim")?)
             }
             Source::Gguf { metadata, prefix } => {
                 let number = |key: &str| metadata.find_f64(&format!("{prefix}.rope.scaling.{key}"));

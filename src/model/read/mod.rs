@@ -27,7 +27,7 @@ use serde_json::Value;
 
 use self::source::{Reader, Source};
 use super::arch::rules::{EmbeddingScale, LogitsScale};
-use super::arch::{find_gguf, keys};
+use super::arch::{Architecture, find_gguf, keys};
 use super::config::{
     BiasPresence, LayerConfig, MixerConfig, ModelConfig, NormConfig, NormKind, PerLayerConfig,
     RopeConfig,
@@ -77,50 +77,14 @@ pub fn read_config(weights: &Weights, folder: &Path) -> Result<ModelConfig> {
 
 fn read_hf(json: Value, weights: &Weights) -> Result<ModelConfig> {
     let arch = check_description(&json)?;
-    let json = merge_text_config(json);
-    check_types(&json)?;
+    let mut json = merge_text_config(json);
+    assume_rope(&mut json, arch)?;
     Reader {
         source: Source::Hf(json),
         arch,
         weights,
     }
     .config()
-}
-
-/// Refuses switches that are no `true` or `false` and lists that are none: passed over, they would mean their default.
-fn check_types(json: &Value) -> Result<()> {
-    const SWITCHES: [&str; 13] = [
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "qkv_bias",
-        "conv_bias",
-        "norm_topk_prob",
-        "rope_interleave",
-        "use_sliding_window",
-        "use_double_wide_mlp",
-        "use_qk_norm",
-        "attention_k_eq_v",
-        "enable_moe_block",
-        "block_auto_adjust_ff_dim",
-    ];
-    const LISTS: [&str; 3] = ["layer_types", "full_attn_idxs", "no_rope_layers"];
-    let given = |key: &str| json.get(key).filter(|value| !value.is_null());
-    let wrong_switch = SWITCHES
-        .into_iter()
-        .find_map(|key| Some((key, given(key).filter(|value| !value.is_boolean())?)));
-    let wrong_list = LISTS
-        .into_iter()
-        .find_map(|key| Some((key, given(key).filter(|value| !value.is_array())?)));
-    match (wrong_switch, wrong_list) {
-        (Some((key, value)), _) => Err(Error::invalid(format!(
-            "`{key}` is {value}, expected `true` or `false`"
-        ))),
-        (_, Some((key, value))) => Err(Error::invalid(format!(
-            "`{key}` is {value}, expected a list"
-        ))),
-        _ => Ok(()),
-    }
 }
 
 /// Multimodal files nest the language model's fields; they win over the root's, but for the head, which is the outer class's.
@@ -136,6 +100,24 @@ fn merge_text_config(mut json: Value) -> Value {
         root.extend(text);
     }
     json
+}
+
+/// Adds the rotary parameters that the class assumes where there are none. As `PreTrainedConfig` does it, an empty older object
+/// counts as none.
+fn assume_rope(json: &mut Value, arch: &Architecture) -> Result<()> {
+    let is_empty = |value: &Value| value.as_object().is_some_and(serde_json::Map::is_empty);
+    let older = json["rope_scaling"].is_null() || is_empty(&json["rope_scaling"]);
+    if let Some(text) = arch.default_rope
+        && older
+        && json["rope_parameters"].is_null()
+    {
+        let parameters = serde_json::from_str(text).map_err(|e| {
+            Error::internal(format!("the rotary parameters of {}", arch.name)).with_source(e)
+        })?;
+        json["rope_parameters"] = parameters;
+        json["rope_scaling"] = Value::Null;
+    }
+    Ok(())
 }
 
 impl Reader<'_> {
@@ -167,7 +149,7 @@ impl Reader<'_> {
                 LogitsScale::Divided => 1.0 / self.multiplier(&keys::LOGITS_DIVISOR)?,
             },
             final_soft_cap: self.find_positive(&keys::FINAL_SOFT_CAP)?.map(|x| x as f32),
-            tied_head: self.tied_head(),
+            tied_head: self.tied_head()?,
             per_layer_inputs: self.per_layer_inputs(vocab_size)?,
             num_predict_layers: self.num_predict_layers()?,
             kv_element: KvElement::F16,
@@ -317,13 +299,15 @@ impl Reader<'_> {
         }
     }
 
-    fn tied_head(&self) -> Option<bool> {
-        self.is_hf().then(|| {
-            // LFM2's class knows the first name too.
-            let names = ["tie_embedding", "tie_word_embeddings"];
-            let own = names.into_iter().find_map(|name| self.hf(name));
-            own.and_then(Value::as_bool)
-                .unwrap_or(self.arch.tied_by_default)
-        })
+    fn tied_head(&self) -> Result<Option<bool>> {
+        if !self.is_hf() {
+            return Ok(None);
+        }
+        // LFM2's class knows the first name too.
+        let own = match self.hf_flag("tie_embedding")? {
+            None => self.hf_flag("tie_word_embeddings")?,
+            own => own,
+        };
+        Ok(Some(own.unwrap_or(self.arch.tied_by_default)))
     }
 }

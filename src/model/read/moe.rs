@@ -17,8 +17,10 @@ impl Reader<'_> {
         let Some(rule) = &self.arch.moe else {
             return Ok(None);
         };
-        let is_off = |key| self.is_hf() && self.hf(key) != Some(&Value::Bool(true));
-        if rule.switch.is_some_and(is_off) {
+        if self.is_hf()
+            && let Some(key) = rule.switch
+            && self.hf_flag(key)? != Some(true)
+        {
             return Ok(None);
         }
         let experts = self.find_count(&keys::NUM_EXPERTS)?.unwrap_or(0);
@@ -67,7 +69,7 @@ impl Reader<'_> {
         let first = self.find_count(&keys::FIRST_DENSE)?.unwrap_or(0);
         let step = self.find_size(&keys::SPARSE_STEP)?.unwrap_or(1);
         let frequency = self.find_size(&keys::SPARSE_FREQUENCY)?.unwrap_or(1);
-        let dense = self.hf("mlp_only_layers").and_then(Value::as_array);
+        let dense = self.hf_list("mlp_only_layers")?;
         let is_listed = |layer: usize| {
             let mut listed = dense.into_iter().flatten().filter_map(Value::as_u64);
             listed.any(|l| l == layer as u64)
@@ -86,10 +88,7 @@ impl Reader<'_> {
             Normalize::Always => true,
             Normalize::Never => false,
             Normalize::Configured { hf, gguf } => match &self.source {
-                Source::Hf(_) => self
-                    .hf("norm_topk_prob")
-                    .and_then(Value::as_bool)
-                    .unwrap_or(hf),
+                Source::Hf(_) => self.hf_flag("norm_topk_prob")?.unwrap_or(hf),
                 Source::Gguf { metadata, prefix } => metadata
                     .find_bool(&format!("{prefix}.expert_weights_norm"))?
                     .unwrap_or(gguf),
@@ -111,7 +110,7 @@ impl Reader<'_> {
 
     fn scoring(&self, rule: &MoeRule) -> Result<Scoring> {
         let Source::Gguf { metadata, prefix } = &self.source else {
-            let own = self.hf("scoring_func").and_then(Value::as_str);
+            let own = self.hf_name("scoring_func")?;
             return match (own, rule.scoring) {
                 (None, _)
                 | (Some("softmax"), Scoring::Softmax)
@@ -161,7 +160,7 @@ impl Reader<'_> {
             Some(GroupRule::ByScoring) => GroupScore::Best,
             Some(GroupRule::Method(method, score)) => {
                 // As for the class, which knows these two.
-                match self.hf("topk_method").and_then(Value::as_str) {
+                match self.hf_name("topk_method")? {
                     None | Some("greedy") => return Ok(None),
                     Some(own) if own == method => score,
                     Some(other) => return Err(self.unknown_choice("topk_method", other)),
@@ -197,7 +196,7 @@ impl Reader<'_> {
             (None, None) => self.shared_size_from_shapes().unwrap_or(0),
         };
         Ok((size > 0).then_some(SharedConfig {
-            block: self.dense_of(size, self.activation()?),
+            block: self.dense_of(size, self.activation()?)?,
             is_gated: rule.shared == SharedRule::Gated,
         }))
     }

@@ -43,8 +43,9 @@ impl Reader<'_> {
         } else {
             let all = self.size(&keys::SSM_INNER_SIZE)?;
             if !all.is_multiple_of(value_heads) {
+                let name = self.name(&keys::SSM_INNER_SIZE);
                 return Err(Error::invalid(format!(
-                    "`ssm.inner_size` is {all}, expected a multiple of {value_heads} value heads"
+                    "`{name}` is {all}, expected a multiple of {value_heads} value heads"
                 )));
             }
             all / value_heads
@@ -75,7 +76,7 @@ impl Reader<'_> {
         Ok(ShortConvConfig {
             channels: hidden,
             kernel: self.kernel(&keys::SHORT_CONV_KERNEL)?,
-            bias: self.bias(Bias::Configured("conv_bias", false)),
+            bias: self.bias(Bias::Configured("conv_bias", false))?,
         })
     }
 
@@ -117,7 +118,7 @@ impl Reader<'_> {
 
     /// `layer_types`, where the file has it: true for recurrent layers.
     fn layer_kinds(&self, num_layers: usize) -> Result<Option<Vec<bool>>> {
-        let Some(types) = self.hf("layer_types").and_then(Value::as_array) else {
+        let Some(types) = self.hf_list("layer_types")? else {
             return Ok(None);
         };
         let own = self.arch.recurrence.layer_type();
@@ -142,8 +143,8 @@ impl Reader<'_> {
             }
             (Recurrence::ShortConv, Source::Hf(_)) => {
                 // Without a list all layers have attention.
-                let list = self.hf("full_attn_idxs").and_then(Value::as_array);
-                let is_listed = |list: &Vec<Value>| {
+                let list = self.hf_list("full_attn_idxs")?;
+                let is_listed = |list: &[Value]| {
                     list.iter()
                         .any(|index| index.as_u64() == Some(layer as u64))
                 };

@@ -9,6 +9,7 @@ use crate::formats::gguf::Metadata;
 use crate::model::arch::keys::{self, Key};
 use crate::model::arch::rules::RopeLayers;
 use crate::model::config::{LongRope, RopeConfig};
+use crate::model::fields::Fields;
 use crate::model::rope::{Context, RopeScaling, Yarn, read_scaling, scaled_frequencies};
 use crate::ops::rope::Pairing;
 
@@ -36,45 +37,6 @@ impl Kind {
     }
 }
 
-/// Refuses rotary parameters of a wrong type: passed over, they would leave a plain rotation, and fluent text that is wrong.
-fn check_types(name: &str, object: Option<&Value>) -> Result<()> {
-    let wrong = |what: &str, value: &Value, expected: &str| {
-        Err(Error::invalid(format!(
-            "{what} is {value}, expected {expected}"
-        )))
-    };
-    let fields = match object {
-        None => return Ok(()),
-        Some(Value::Object(fields)) => fields,
-        Some(other) => return wrong(&format!("`{name}`"), other, "an object"),
-    };
-    for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-        let what = || format!("`{key}` in `{name}`");
-        match key.as_str() {
-            "rope_type" | "type" if !value.is_string() => {
-                return wrong(&what(), value, "the name of a rotation");
-            }
-            "rope_theta"
-            | "partial_rotary_factor"
-            | "factor"
-            | "original_max_position_embeddings"
-            | "attention_factor"
-            | "beta_fast"
-            | "beta_slow"
-            | "mscale"
-            | "mscale_all_dim"
-            | "low_freq_factor"
-            | "high_freq_factor"
-                if !value.is_number() =>
-            {
-                return wrong(&what(), value, "a number");
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
 impl Reader<'_> {
     /// The rotation of most layers, and behind it that of sliding ones where it is another.
     /// `full` and `sliding` are their head sizes.
@@ -91,7 +53,7 @@ impl Reader<'_> {
         if self.arch.rope_layers != RopeLayers::Listed {
             return Ok(vec![true; num_layers]);
         }
-        let Some(list) = self.hf("no_rope_layers").and_then(Value::as_array) else {
+        let Some(list) = self.hf_list("no_rope_layers")? else {
             let interval = self.size(&keys::NO_ROPE_INTERVAL)?;
             let rotates = |layer: usize| !(layer + 1).is_multiple_of(interval);
             return Ok((0..num_layers).map(rotates).collect());
@@ -112,17 +74,22 @@ impl Reader<'_> {
         list[..num_layers].iter().map(flag).collect()
     }
 
-    /// A field of `rope_scaling` or `rope_parameters`, which is not split by layer type.
-    pub(super) fn rope_parameter(&self, key: &str) -> Option<&Value> {
-        let objects = [self.hf("rope_scaling"), self.hf("rope_parameters")];
-        let found = objects.into_iter().flatten().find_map(|o| o.get(key));
-        found.filter(|value| !value.is_null())
+    /// A number in `rope_scaling` or `rope_parameters`, which is not split by layer type.
+    pub(super) fn rope_number(&self, key: &str) -> Result<Option<f64>> {
+        for name in ["rope_scaling", "rope_parameters"] {
+            if let Some(object) = self.hf_object(name)?
+                && let Some(number) = object.number(key)?
+            {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
     }
 
     /// The context before it was stretched. As in the reference, a field of the whole model (or its class's default) wins over one
     /// among the rotary parameters.
     pub(super) fn original_context(&self) -> Result<usize> {
-        let original = self.scaling_context()?.original_in(self.rope_object());
+        let original = self.scaling_context()?.original_in(self.rope_object()?)?;
         if original.fract() != 0.0 || !(1.0..=1e12).contains(&original) {
             return Err(Error::invalid(format!(
                 "the original context is {original}, expected a number of tokens"
@@ -131,9 +98,10 @@ impl Reader<'_> {
         Ok(original as usize)
     }
 
-    pub(super) fn rope_object(&self) -> Option<&Value> {
-        self.hf("rope_scaling")
-            .or_else(|| self.hf("rope_parameters"))
+    pub(super) fn rope_object(&self) -> Result<Option<Fields<'_>>> {
+        let older = self.hf_object("rope_scaling")?;
+        let newer = self.hf_object("rope_parameters")?;
+        Ok(older.or(newer))
     }
 
     fn scaling_context(&self) -> Result<Context> {
@@ -144,34 +112,25 @@ impl Reader<'_> {
     }
 
     fn rope(&self, kind: Kind, head_dim: usize) -> Result<RopeConfig> {
-        let all = self.hf("rope_parameters");
+        let all = self.hf_object("rope_parameters")?;
         // Newer files: one object, or one object per layer type.
-        let nested = all.and_then(|p| p.get(kind.name()));
-        for (name, object) in [
-            ("rope_scaling", self.hf("rope_scaling")),
-            ("rope_parameters", all),
-            (kind.name(), nested),
-        ] {
-            check_types(name, object)?;
-        }
+        let nested = all.map_or(Ok(None), |all| all.nested(kind.name()))?;
         let parameters = nested.or(all);
         let scaled = matches!(kind, Kind::Full);
         let theta = self.theta(kind, parameters.filter(|_| scaled || nested.is_some()))?;
         let scaling = match &self.source {
             Source::Hf(_) if nested.is_some() => read_scaling(nested, &self.scaling_context()?)?,
-            Source::Hf(_) if scaled => match self.arch.full_layers {
-                Some(rule) if self.rope_object().is_none() => RopeScaling::Proportional {
+            Source::Hf(_) if scaled => match (self.arch.full_layers, self.rope_object()?) {
+                (Some(rule), None) => RopeScaling::Proportional {
                     share: rule.rotating_share,
                     factor: 1.0,
                 },
-                _ => read_scaling(self.rope_object(), &self.scaling_context()?)?,
+                (_, object) => read_scaling(object, &self.scaling_context()?)?,
             },
             Source::Gguf { metadata, prefix } if scaled => self.gguf_scaling(metadata, prefix)?,
             _ => RopeScaling::None,
         };
-        let share = parameters
-            .and_then(|p| p.get("partial_rotary_factor"))
-            .and_then(Value::as_f64);
+        let share = parameters.map_or(Ok(None), |p| p.number("partial_rotary_factor"))?;
         let share = match share {
             // There the class knows a share in the proportional rule only.
             _ if self.arch.full_layers.is_some() => 1.0,
@@ -202,31 +161,31 @@ impl Reader<'_> {
                 .long
                 .map(|(frequencies, above)| LongRope { frequencies, above }),
             pairing: if self.is_hf() {
-                self.hf_pairing()
+                self.hf_pairing()?
             } else {
                 self.arch.gguf_pairing
             },
         })
     }
 
-    fn hf_pairing(&self) -> Pairing {
-        let switch = self.arch.interleave_switch.and_then(|key| self.hf(key));
-        match switch.and_then(Value::as_bool) {
+    fn hf_pairing(&self) -> Result<Pairing> {
+        let switch = self.arch.interleave_switch;
+        Ok(match switch.map_or(Ok(None), |key| self.hf_flag(key))? {
             Some(false) => Pairing::HalfSplit,
             Some(true) => Pairing::Interleaved,
             None => self.arch.hf_pairing,
-        }
+        })
     }
 
-    fn theta(&self, kind: Kind, parameters: Option<&Value>) -> Result<f64> {
+    fn theta(&self, kind: Kind, parameters: Option<Fields<'_>>) -> Result<f64> {
         // Older and newer places: both exist in real files, `rope_scaling` holds one now and then.
         let scaling = self
-            .hf("rope_scaling")
+            .hf_object("rope_scaling")?
             .filter(|_| matches!(kind, Kind::Full));
-        let nested = [scaling, parameters].into_iter().flatten();
-        let found = nested
-            .filter_map(|p| p.get("rope_theta"))
-            .find_map(Value::as_f64);
+        let mut found = None;
+        for object in [scaling, parameters].into_iter().flatten() {
+            found = found.or(object.number("rope_theta")?);
+        }
         match found {
             Some(theta) if theta.is_finite() && theta > 0.0 => Ok(theta),
             Some(theta) => Err(Error::invalid(format!(
@@ -256,7 +215,7 @@ impl Reader<'_> {
             return Ok(RopeScaling::Long {
                 short,
                 long,
-                original: context.original_in(None),
+                original: context.original_in(None)?,
                 magnitude: magnitude.unwrap_or(1.0) as f32,
             });
         }
@@ -272,7 +231,7 @@ impl Reader<'_> {
                 let own_and_all = |all| (if self.arch.mla { all } else { 1.0 }, all);
                 Ok(RopeScaling::Yarn(Yarn {
                     factor,
-                    original: context.original_in(None),
+                    original: context.original_in(None)?,
                     beta_fast: number("yarn_beta_fast")?
                         .filter(|x| *x > 0.0)
                         .unwrap_or(32.0),

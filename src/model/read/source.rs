@@ -7,6 +7,7 @@ use crate::formats::Weights;
 use crate::formats::gguf::Metadata;
 use crate::model::arch::keys::Key;
 use crate::model::arch::table::Architecture;
+use crate::model::fields::Fields;
 
 /// Larger than any width or count of a model; a bound for what a file may make us allocate.
 const MAX_WIDTH: usize = 1 << 24;
@@ -32,11 +33,37 @@ impl Reader<'_> {
         matches!(self.source, Source::Hf(_))
     }
 
-    pub(super) fn hf(&self, key: &str) -> Option<&Value> {
+    /// The fields of a `config.json`.
+    fn hf_fields(&self) -> Option<Fields<'_>> {
         match &self.source {
-            Source::Hf(json) => json.get(key).filter(|v| !v.is_null()),
+            Source::Hf(json) => Some(Fields::of(json)),
             Source::Gguf { .. } => None,
         }
+    }
+
+    pub(super) fn hf(&self, key: &str) -> Option<&Value> {
+        self.hf_fields()?.get(key)
+    }
+
+    /// A switch of a `config.json`.
+    pub(super) fn hf_flag(&self, key: &str) -> Result<Option<bool>> {
+        self.hf_fields().map_or(Ok(None), |all| all.flag(key))
+    }
+
+    /// A name in a `config.json`.
+    pub(super) fn hf_name(&self, key: &str) -> Result<Option<&str>> {
+        self.hf_fields()
+            .map_or(Ok(None), |all| all.text(key, "a name"))
+    }
+
+    /// A list in a `config.json`.
+    pub(super) fn hf_list(&self, key: &str) -> Result<Option<&[Value]>> {
+        self.hf_fields().map_or(Ok(None), |all| all.list(key))
+    }
+
+    /// An object in a `config.json`.
+    pub(super) fn hf_object<'k>(&'k self, key: &'k str) -> Result<Option<Fields<'k>>> {
+        self.hf_fields().map_or(Ok(None), |all| all.nested(key))
     }
 
     /// A number as it stands in the file, or the class's default.
@@ -84,16 +111,24 @@ impl Reader<'_> {
         counts.collect::<Result<_>>().map(Some)
     }
 
-    pub(super) fn name<'k>(&self, key: &'k Key) -> &'k str {
-        if self.is_hf() {
-            key.hf[0]
-        } else {
-            key.gguf.unwrap_or(key.hf[0])
+    /// What the file calls a field.
+    pub(super) fn name(&self, key: &Key) -> String {
+        match (&self.source, key.gguf) {
+            (Source::Gguf { prefix, .. }, Some(suffix)) => format!("{prefix}.{suffix}"),
+            _ => {
+                let written = key.hf.iter().find(|name| self.hf(name).is_some());
+                (*written.unwrap_or(&key.hf[0])).to_owned()
+            }
         }
     }
 
     pub(super) fn missing(&self, key: &Key) -> Error {
-        Error::invalid(format!("the model does not say its `{}`", self.name(key)))
+        let names = match key.hf {
+            // Classes have their own names for it.
+            [_, _, ..] if self.is_hf() => key.hf.join("` or `"),
+            _ => self.name(key),
+        };
+        Error::invalid(format!("the model does not say its `{names}`"))
     }
 
     /// A count or width: a whole number from 1 to [`MAX_WIDTH`].

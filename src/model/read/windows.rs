@@ -48,7 +48,7 @@ impl Reader<'_> {
         if let Source::Gguf { metadata, prefix } = &self.source {
             return gguf_layer_types(metadata, prefix, num_layers);
         }
-        let Some(types) = self.hf("layer_types").and_then(Value::as_array) else {
+        let Some(types) = self.hf_list("layer_types")? else {
             return Ok(None);
         };
         if types.len() < num_layers {
@@ -73,7 +73,7 @@ impl Reader<'_> {
     }
 
     fn slides_by_rule(&self, layer: usize, rotates: bool) -> Result<bool> {
-        let is_on = || self.hf("use_sliding_window").and_then(Value::as_bool) == Some(true);
+        let is_on = || Ok::<_, Error>(self.hf_flag("use_sliding_window")? == Some(true));
         let has_window = || {
             Ok(self
                 .find_number(&keys::SLIDING_WINDOW)?
@@ -82,17 +82,17 @@ impl Reader<'_> {
         match self.arch.window {
             WindowRule::None => Ok(false),
             WindowRule::Always => has_window(),
-            WindowRule::SwitchedWithoutRope => Ok(!rotates && is_on() && has_window()?),
-            WindowRule::SwitchedAll => Ok(is_on() && has_window()?),
+            WindowRule::SwitchedWithoutRope => Ok(!rotates && is_on()? && has_window()?),
+            WindowRule::SwitchedAll => Ok(is_on()? && has_window()?),
             WindowRule::SwitchedAlternating => {
                 let below = self.find_number(&keys::MAX_WINDOW_LAYERS)?;
                 let below = below.is_none_or(|limit| (layer as f64) < limit);
-                Ok(is_on() && has_window()? && below && layer.is_multiple_of(2))
+                Ok(is_on()? && has_window()? && below && layer.is_multiple_of(2))
             }
             WindowRule::Switched => {
                 // Below 0 and above all layers are both written in real files.
                 let from = self.find_number(&keys::MAX_WINDOW_LAYERS)?.unwrap_or(0.0);
-                Ok(is_on() && self.hf("sliding_window").is_some() && layer as f64 >= from)
+                Ok(is_on()? && self.hf("sliding_window").is_some() && layer as f64 >= from)
             }
             WindowRule::EveryNthFull(default) => {
                 let period = self.find_size(&keys::SLIDING_PATTERN)?.unwrap_or(default);

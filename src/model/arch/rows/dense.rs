@@ -55,13 +55,25 @@ pub(in crate::model::arch) const MISTRAL: Architecture = Architecture {
     ..LLAMA
 };
 
+/// Mistral 3: images beside the text of Mistral or of Ministral 3.
+pub(in crate::model::arch) const MISTRAL_3: Architecture = Architecture {
+    name: "Mistral 3",
+    hf: &["Mistral3ForConditionalGeneration"],
+    model_types: &["mistral3"],
+    other_texts: &["ministral3"],
+    examples: "Mistral Small 3.1, 3.2 (their text part)",
+    // Of the outer class, which has the head; a head of its own in the file is used in any case.
+    tied_by_default: true,
+    ..MISTRAL
+};
+
 /// Ministral 3.
 pub(in crate::model::arch) const MINISTRAL_3: Architecture = Architecture {
     name: "Ministral 3",
-    hf: &["Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
-    model_types: &["mistral3", "ministral3"],
+    hf: &["Ministral3ForCausalLM"],
+    model_types: &["ministral3"],
     gguf: &["mistral3"],
-    examples: "Ministral 3 3B, 8B, 14B; Mistral Small 3.1, 3.2 (their text part)",
+    examples: "Ministral 3 3B, 8B, 14B (their text part, as `Mistral3ForConditionalGeneration`)",
     verified: &[],
     biases: NO_BIAS,
     window: WindowRule::Always,
@@ -69,12 +81,18 @@ pub(in crate::model::arch) const MINISTRAL_3: Architecture = Architecture {
     // Of the outer class, which has the head; a head of its own in the file is used in any case.
     tied_by_default: true,
     defaults: &[
-        ("rope_theta", 1_000_000.0),
+        // Ministral3Config says nothing of a base in parameters that leave it out; it is that of all configurations.
+        ("rope_theta", 10_000.0),
         ("rms_norm_eps", 1e-5),
-        ("max_position_embeddings", 131_072.0),
+        ("max_position_embeddings", 262_144.0),
         ("num_key_value_heads", 8.0),
         ("head_dim", 128.0),
     ],
+    // Ministral3Config: the base among them wins over a `rope_theta` of the whole model, too.
+    default_rope: Some(
+        r#"{"rope_type": "yarn", "rope_theta": 1000000.0, "factor": 16.0, "original_max_position_embeddings": 16384, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}"#,
+    ),
     extra_stop_ids: &[],
     ..LLAMA
 };

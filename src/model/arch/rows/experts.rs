@@ -230,6 +230,11 @@ pub(in crate::model::arch) const GPT_OSS: Architecture = Architecture {
         ("swiglu_limit", 7.0),
         ("swiglu_alpha", 1.702),
     ],
+    // GptOssConfig.
+    default_rope: Some(
+        r#"{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+            "original_max_position_embeddings": 4096}"#,
+    ),
     extra_stop_ids: &[],
     names: &[
         named(

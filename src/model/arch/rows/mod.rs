@@ -34,6 +34,7 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
     name: "Llama",
     hf: &["LlamaForCausalLM"],
     model_types: &["llama"],
+    other_texts: &[],
     gguf: &["llama"],
     examples: "Llama 2, 3, 3.1, 3.2, 3.3; TinyLlama, SmolLM 2, and Mistral in GGUF",
     tiny_gguf: true,
@@ -81,6 +82,7 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
         ("max_position_embeddings", 2048.0),
     ],
     // <|eom_id|> and <|eot_id|> of Llama 3.
+    default_rope: None,
     extra_stop_ids: &[128_008, 128_009],
     names: &[],
 };
