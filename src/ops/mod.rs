@@ -156,15 +156,21 @@ pub(crate) fn distinct_rows(parts: impl Iterator<Item = (usize, usize, usize)>) 
 pub(crate) mod testing {
     use super::*;
 
-    /// Every level with 1 and 3 threads.
+    /// Every level whose code differs, with 1 and 3 threads, for ops that multiply no bytes.
     pub fn contexts() -> Vec<Context> {
-        let mut all = Vec::new();
-        for level in CpuLevel::available() {
-            for threads in [1, 3] {
-                all.push(Context::cpu(Arc::new(Pool::new(threads)), level));
-            }
-        }
+        let of_bytes = [CpuLevel::AvxVnni, CpuLevel::NeonI8mm];
+        let mut all = product_contexts();
+        all.retain(|ctx| !of_bytes.contains(&ctx.level()));
         all
+    }
+
+    /// Every level with 1 and 3 threads.
+    pub fn product_contexts() -> Vec<Context> {
+        let with = |level, threads| Context::cpu(Arc::new(Pool::new(threads)), level);
+        let levels = CpuLevel::available().into_iter();
+        levels
+            .flat_map(|level| [1, 3].map(|threads| with(level, threads)))
+            .collect()
     }
 
     /// Deterministic values in about -1..1.

@@ -32,7 +32,7 @@ fn assert_refused(home: &Home, words: &[&str], expected: &[&str]) {
 #[test]
 fn eval_computes_up_to_the_context_and_refuses_what_is_behind_it() {
     let home = Home::new();
-    let model = fixture("models/llama_plain"); // 256 tokens
+    let model = fixture("models/mixtral_plain"); // 256 tokens
     let fits = prompts(&home, &[1, 256]);
     let eval = |file: &str, more: &[&str]| {
         let words = ["eval", &model, "--tokens", file, "--logits", "out"];
@@ -70,7 +70,7 @@ fn eval_computes_up_to_the_context_and_refuses_what_is_behind_it() {
 #[test]
 fn the_contract_is_checked_up_to_the_end_of_the_context() {
     let home = Home::new();
-    let model = fixture("models/llama_plain");
+    let model = fixture("models/mixtral_plain");
     let contract = |lengths: &[usize]| {
         let file = prompts(&home, lengths);
         home.run(&["eval", &model, "--contract", "--tokens", &file])
@@ -90,7 +90,7 @@ fn the_contract_is_checked_up_to_the_end_of_the_context() {
 #[test]
 fn bench_measures_nothing_behind_the_context() {
     let home = Home::new();
-    let model = fixture("models/llama_plain");
+    let model = fixture("models/mixtral_plain");
     let bench = |words: &[&str]| {
         let base = ["bench", &model, "--repeat", "1"];
         home.run(&[&base[..], words].concat())
@@ -115,7 +115,7 @@ fn bench_measures_nothing_behind_the_context() {
 #[test]
 fn an_empty_list_is_not_a_success() {
     let home = Home::new();
-    let model = fixture("models/llama_plain");
+    let model = fixture("models/mixtral_plain");
     let file = prompts(&home, &[]);
     for more in [
         &["--contract"][..],

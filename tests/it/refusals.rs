@@ -27,17 +27,28 @@ pub struct Copy {
 impl Copy {
     pub fn of(name: &str) -> Self {
         let source = fixture(name);
-        let bytes = std::fs::read(source.join("model.safetensors")).unwrap();
-        let read = SafeTensors::deserialize(&bytes).unwrap();
         let owned =
             |t: &TensorView<'_>| -> Tensor { (t.dtype(), t.shape().to_vec(), t.data().to_vec()) };
+        let mut tensors = BTreeMap::new();
+        // One file, or several shards.
+        for entry in std::fs::read_dir(&source).unwrap() {
+            let path = entry.unwrap().path();
+            let is_shard = path
+                .file_name()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .starts_with("model");
+            if is_shard && path.extension().is_some_and(|end| end == "safetensors") {
+                let bytes = std::fs::read(path).unwrap();
+                let read = SafeTensors::deserialize(&bytes).unwrap();
+                tensors.extend(read.iter().map(|(name, t)| (name.to_owned(), owned(&t))));
+            }
+        }
         let config = std::fs::read(source.join("config.json")).unwrap();
         Self {
             folder: tempfile::tempdir().unwrap(),
-            tensors: read
-                .iter()
-                .map(|(name, t)| (name.to_owned(), owned(&t)))
-                .collect(),
+            tensors,
             config: serde_json::from_slice(&config).unwrap(),
         }
     }

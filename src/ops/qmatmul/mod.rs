@@ -305,7 +305,7 @@ mod tests {
 
     use super::*;
     use crate::ops::cases::{PACKED as ENCODINGS, PACKED_SHAPES, random_matrix, write_scales};
-    use crate::ops::testing::{bits, contexts, random};
+    use crate::ops::testing::{bits, product_contexts, random};
 
     /// Activations with groups far above the rest, different ones in every row, so that some are refined.
     fn uneven(seed: u64, rows: usize, cols: usize) -> Vec<f32> {
@@ -325,7 +325,7 @@ mod tests {
                 let raw = random_matrix(encoding, n, k, 3);
                 let x = uneven(5, m, k);
                 let expected = oracle::qmatmul(&x, m, &raw);
-                for ctx in contexts() {
+                for ctx in product_contexts() {
                     let w = QMatrix::pack(&ctx, &raw).unwrap();
                     let rows = quantize_rows(&ctx, &ctx.tensor(m, k, &x));
                     let y = qmatmul(&ctx, &rows, &[&w]).remove(0);
@@ -360,7 +360,7 @@ mod tests {
                     let mut x: Vec<f32> = (0..8 * 256).map(sign).collect();
                     x[7 * 256..].fill(-1.0);
                     let expected = oracle::qmatmul(&x, 8, &raw);
-                    for ctx in contexts() {
+                    for ctx in product_contexts() {
                         let w = QMatrix::pack(&ctx, &raw).unwrap();
                         let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(8, 256, &x)), &[&w])
                             .remove(0);
@@ -441,7 +441,7 @@ mod tests {
             random_matrix(Encoding::Q4K, 24, 256, 1),
             random_matrix(Encoding::Q6K, 10, 256, 2),
         );
-        for ctx in contexts() {
+        for ctx in product_contexts() {
             let rows = quantize_rows(&ctx, &ctx.tensor(3, 256, &random(1, 3 * 256)));
             let (a, b) = (
                 QMatrix::pack(&ctx, &a).unwrap(),
@@ -462,7 +462,7 @@ mod tests {
     #[test]
     fn no_rows_give_no_results() {
         let raw = random_matrix(Encoding::Q4K, 24, 256, 1);
-        for ctx in contexts() {
+        for ctx in product_contexts() {
             let w = QMatrix::pack(&ctx, &raw).unwrap();
             let y = qmatmul(&ctx, &quantize_rows(&ctx, &ctx.tensor(0, 256, &[])), &[&w]);
             assert_eq!((y[0].rows(), y[0].cols()), (0, 24));
@@ -473,7 +473,7 @@ mod tests {
     fn a_nan_or_infinite_activation_reaches_the_result() {
         let raw = random_matrix(Encoding::Q4_0, 8, 64, 1);
         for bad in [f32::NAN, f32::INFINITY] {
-            for ctx in contexts() {
+            for ctx in product_contexts() {
                 let mut x = vec![0.5; 64];
                 x[40] = bad;
                 let w = QMatrix::pack(&ctx, &raw).unwrap();
