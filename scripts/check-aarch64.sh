@@ -7,7 +7,7 @@
 # modules that kernels consist of (the whole library takes five times as long to compile and shows nothing more here). It is linked
 # statically by the linker that comes with Rust, so it needs qemu-aarch64 (Debian: qemu-user) and
 # `rustup target add aarch64-unknown-linux-musl`, but no C compiler. Output stays in ${OXYDLLM_CI_CACHE:-~/.cache/oxydllm}/aarch64-check
-# (130 MB). Two to three minutes of processor time, one of it for the emulation. Exit status 77: cannot run here; the last line says why.
+# (130 MB). Some ten minutes of processor time, most of it for the emulation. Exit status 77: cannot run here; the last line says why.
 set -eu
 cd "$(dirname "$0")/.."
 
