@@ -1,5 +1,7 @@
 //! What classes assume where a `config.json` is silent: the numbers are those of transformers 5.24 for the same files.
 
+use std::path::Path;
+
 use oxydllm::formats::open;
 use oxydllm::model::{MixerConfig, ModelConfig, read_config};
 use serde_json::{Value, json};
@@ -90,4 +92,27 @@ fn gpt_oss_stretches_by_yarn_without_rounding_its_ends() {
     let rope = &config.ropes[0];
     assert_near(&rope.frequencies, &[1.0, 0.013_777_479, 1.106_935_8e-5]);
     assert!((rope.magnitude - 1.346_573_6).abs() < 1e-6);
+}
+
+#[test]
+fn gpt_oss_files_of_llama_cpp_round_no_ends_either() {
+    let name = "packed_gguf_gpt_oss_mxfp4/model.gguf";
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
+    let mut bytes = std::fs::read(fixtures.join(name)).unwrap();
+    // An original context whose ramp has broken ends inside the head: the key, its type, and the number.
+    let key = b"gpt-oss.rope.scaling.original_context_length";
+    let at = bytes.windows(key.len()).position(|part| part == key);
+    let value = at.unwrap() + key.len() + 4;
+    assert_eq!(bytes[value - 4..value + 4], [4, 0, 0, 0, 8, 0, 0, 0]);
+    bytes[value] = 32;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    std::fs::write(&path, bytes).unwrap();
+    let file = read_config(&open(&path).unwrap(), &path).unwrap();
+
+    let mut copy = Copy::of("packed_gpt_oss_mxfp4");
+    let original = &mut copy.config["rope_parameters"]["original_max_position_embeddings"];
+    *original = 32.into();
+    let folder = config(&copy);
+    assert_near(&file.ropes[0].frequencies, &folder.ropes[0].frequencies);
 }
