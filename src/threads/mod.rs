@@ -36,7 +36,8 @@ const SPINS_PER_LOOK: u32 = 16;
 type Task<'a> = &'a (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// Job number in the upper half, next unclaimed task in the lower half.
+    /// Job number in the upper half, number of unclaimed tasks in the lower half: all that decides whether there is one to claim. A
+    /// count that had to be compared with the job's number of tasks could be compared with the next job's.
     state: AtomicU64,
     /// Points at the caller's `Task` (a fat reference on its stack) while a job runs.
     task: AtomicPtr<()>,
@@ -215,7 +216,8 @@ impl Shared {
         );
         self.num_tasks.store(num_tasks, Ordering::Relaxed);
         self.completed.store(0, Ordering::Relaxed);
-        self.state.store(epoch << 32, Ordering::SeqCst);
+        self.state
+            .store(epoch << 32 | num_tasks as u64, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             self.ring();
         }
@@ -232,20 +234,22 @@ impl Shared {
     fn claim_and_run(&self, epoch: u64, seat: usize) {
         loop {
             let state = self.state.load(Ordering::Acquire);
-            let index = (state & u64::from(u32::MAX)) as usize;
-            let task = self.task.load(Ordering::Relaxed).cast::<Task<'static>>();
-            if state >> 32 != epoch || index >= self.num_tasks.load(Ordering::Relaxed) {
+            let unclaimed = (state & u64::from(u32::MAX)) as usize;
+            if state >> 32 != epoch || unclaimed == 0 {
                 return;
             }
-            // Success proves that job `epoch` still has unfinished tasks (this one), so that what was read above
-            // belongs to it: the next job's words are written only after this one's tasks have all completed.
+            let task = self.task.load(Ordering::Relaxed).cast::<Task<'static>>();
+            let num_tasks = self.num_tasks.load(Ordering::Relaxed);
+            // Success proves that job `epoch` still has an unclaimed task (this one), so that what was read above belongs to
+            // it: the next job's words are written only after this one's tasks have all completed.
             if self
                 .state
-                .compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Relaxed)
+                .compare_exchange_weak(state, state - 1, Ordering::AcqRel, Ordering::Relaxed)
                 .is_err()
             {
                 continue;
             }
+            let index = num_tasks - unclaimed;
             // SAFETY: the claim above keeps the caller inside `run` until this task is counted as completed, so the
             // closure on its stack is alive; it is `Sync`, so calling it from here is allowed.
             #[allow(unsafe_code)]
@@ -293,17 +297,21 @@ impl Shared {
     /// Gives this thread's core, which it is about to leave, to one that is inside a task and has none. Looks for it for a
     /// moment, unless there is an answer meanwhile.
     fn hand_core_on<T>(&self, own: usize, look: impl Fn() -> Option<T>) -> Option<T> {
-        for (_, seat) in self.seats.iter().enumerate().filter(|(i, _)| *i != own) {
-            if let Some(watched) = seat.watch() {
-                if let Some(found) = spin(cores::WATCH, &look) {
-                    return Some(found);
-                }
-                if seat.hand_core_to(watched) {
-                    break;
-                }
-            }
+        let others = self.seats.iter().enumerate().filter(|(i, _)| *i != own);
+        let watched: Vec<_> = others
+            .filter_map(|(_, seat)| Some((seat, seat.watch()?)))
+            .collect();
+        if watched.is_empty() {
+            return None;
         }
-        None
+        let found = spin(cores::WATCH, look);
+        if found.is_none() {
+            // One core goes to one thread.
+            let _ = watched
+                .into_iter()
+                .any(|(seat, watched)| seat.hand_core_to(watched));
+        }
+        found
     }
 
     /// A worker's life: wait for a new job number, help, repeat.
@@ -391,6 +399,22 @@ mod tests {
                     "{num_threads} threads, round {round}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn no_thread_claims_a_task_of_a_job_that_is_over() {
+        let pool = Pool::new(3);
+        for round in 0..100_000_usize {
+            // A short job, then a longer one: who still looks at the first must not take its end for a task of the second.
+            let num_tasks = if round.is_multiple_of(2) { 2 } else { 5 };
+            let counts: [AtomicUsize; 5] = std::array::from_fn(|_| AtomicUsize::new(0));
+            pool.run(num_tasks, |i| {
+                counts[i].fetch_add(1, Ordering::Relaxed);
+            });
+            let counts = counts.map(AtomicUsize::into_inner);
+            assert!(counts[..num_tasks].iter().all(|count| *count == 1));
+            assert!(counts[num_tasks..].iter().all(|count| *count == 0));
         }
     }
 
