@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn no_thread_claims_a_task_of_a_job_that_is_over() {
         let pool = Pool::new(3);
-        for round in 0..100_000_usize {
+        for round in 0..400_000_usize {
             // A short job, then a longer one: who still looks at the first must not take its end for a task of the second.
             let num_tasks = if round.is_multiple_of(2) { 2 } else { 5 };
             let counts: [AtomicUsize; 5] = std::array::from_fn(|_| AtomicUsize::new(0));
