@@ -7,9 +7,8 @@ use super::args::{DeviceArgs, ModelsDirArgs, ThreadArgs};
 use crate::device::{self, Device};
 use crate::env;
 use crate::error::{Error, Result};
-use crate::formats;
-use crate::host::wrong_kind;
-use crate::model::{LoadOptions, LoadedModel, ModelConfig, ModelKind, assemble, read_config};
+use crate::host::{Checkpoint, wrong_kind};
+use crate::model::{LoadOptions, LoadedModel, ModelConfig, ModelKind, assemble};
 use crate::ops::{Context, CpuLevel};
 use crate::store::{Located, resolve_for_run};
 use crate::threads::{Pool, num_threads};
@@ -72,13 +71,8 @@ pub(super) fn load_generator(
             .context(format!("cannot use `{}`", located.name()))
             .with_hint(other_kind));
     }
-    let read = || {
-        let weights = formats::open(&located.path)?;
-        let config = read_config(&weights, &located.path)?;
-        Ok((weights, config))
-    };
     let cannot_load = |e: Error| e.context(format!("cannot load `{}`", located.name()));
-    let (weights, config) = read().map_err(cannot_load)?;
+    let Checkpoint { weights, config } = Checkpoint::open(&located.path).map_err(cannot_load)?;
     check(&config)?;
     let transformer = assemble(ctx, &weights, config, options).map_err(cannot_load)?;
     Ok(LoadedModel {

@@ -77,12 +77,18 @@ pub(super) fn load_planned(
 }
 
 /// A checkpoint whose headers have been read.
-pub(super) struct Checkpoint {
+pub struct Checkpoint {
+    /// Its tensors, not read yet.
     pub weights: Weights,
+    /// What it says of itself.
     pub config: ModelConfig,
 }
 
 impl Checkpoint {
+    /// Opens the file or folder at `path`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Invalid` or `Unsupported`, as the readers of containers and configurations say.
     pub fn open(path: &Path) -> Result<Self> {
         let weights = formats::open(path)?;
         let config = read_config(&weights, path)?;

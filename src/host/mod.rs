@@ -32,7 +32,7 @@ mod view;
 pub use any_model::{AnyModel, wrong_kind};
 pub use embedding::{EmbeddingModel, EmbeddingText};
 pub use lease::Lease;
-pub use load::{TextParts, load_model};
+pub use load::{Checkpoint, TextParts, load_model};
 pub use loader::{Loaded, Loader, Observer};
 pub use model::Model;
 pub use model_loader::ModelLoader;

@@ -62,10 +62,9 @@ impl Seat {
     pub(super) fn hand_core_to(&self, watched: Watched) -> bool {
         let mut state = self.state();
         let same = state.at_work.is_some_and(|(t, _)| t == watched.thread) && state.home.is_none();
-        let stands = system::processor_time(watched.thread) == Some(watched.time);
-        if let (Some((_, own)), Some(home)) = (system::here(), system::cores_of(watched.thread))
-            && same
-            && stands
+        if same
+            && system::processor_time(watched.thread) == Some(watched.time)
+            && let (Some((_, own)), Some(home)) = (system::here(), system::cores_of(watched.thread))
             && home.contains(own)
             && system::confine(watched.thread, &system::Cores::only(own))
         {

@@ -24,8 +24,8 @@ pub use disjoint::Disjoint;
 /// How long a worker looks for the next job before it goes to sleep: a few times the gap between two operations of one
 /// forward pass.
 const WORKER_SPINS: Duration = Duration::from_micros(200);
-/// How long the caller looks for the end of a job before it goes to sleep. Then the rest is with a worker that has lost its core to
-/// another process, and the system may give it the caller's: spinning on would hold up the very thread that is waited for.
+/// How long the caller looks for the end of a job before it goes to sleep. Then the rest may be with a worker that has lost its core to
+/// another process, and gets the caller's (`cores.rs`): spinning on would hold up the very thread that is waited for.
 const CALLER_SPINS: Duration = Duration::from_micros(100);
 /// The seat of the thread that calls [`Pool::run`].
 const CALLER: usize = 0;

@@ -81,8 +81,8 @@ pub(in crate::model::arch) const LLAMA: Architecture = Architecture {
         ("rms_norm_eps", 1e-6),
         ("max_position_embeddings", 2048.0),
     ],
-    // <|eom_id|> and <|eot_id|> of Llama 3.
     default_rope: None,
+    // <|eom_id|> and <|eot_id|> of Llama 3.
     extra_stop_ids: &[128_008, 128_009],
     names: &[],
 };
