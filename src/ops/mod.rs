@@ -29,6 +29,7 @@
 //! To add an op, see `docs/architecture.md`, "Adding an op".
 
 pub mod activate;
+mod aligned;
 pub mod attention;
 mod buffer;
 #[doc(hidden)]

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use super::aligned::Aligned;
+
 /// Rows of one sequence in a batch, and where its state lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateRows<'a> {
@@ -24,7 +26,7 @@ pub struct StateRows<'a> {
 pub struct States {
     slot_len: usize,
     num_slots: usize,
-    values: Vec<f32>,
+    values: Aligned<f32>,
 }
 
 impl fmt::Debug for States {
@@ -39,7 +41,7 @@ impl States {
         Self {
             slot_len,
             num_slots,
-            values: vec![0.0; slot_len * num_slots],
+            values: Aligned::zeroed(slot_len * num_slots),
         }
     }
 

@@ -7,13 +7,15 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::aligned::Aligned;
+
 /// Buffers that were used and are free: at most this many are kept.
 const MAX_FREE_BUFFERS: usize = 64;
 
 /// Free buffers of one model's forward pass. Clones share them.
 #[derive(Clone, Default)]
 pub struct Arena {
-    free: Arc<Mutex<Vec<Vec<f32>>>>,
+    free: Arc<Mutex<Vec<Aligned<f32>>>>,
 }
 
 impl fmt::Debug for Arena {
@@ -26,19 +28,18 @@ impl fmt::Debug for Arena {
 
 impl Arena {
     /// A buffer of `len` floats with unspecified (but initialised) values: the smallest free one that fits, else a new one.
-    fn take(&self, len: usize) -> Vec<f32> {
+    fn take(&self, len: usize) -> Aligned<f32> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let best = (0..free.len())
             .filter(|&i| free[i].capacity() >= len)
             .min_by_key(|&i| free[i].capacity());
         let mut buffer = best.map(|i| free.swap_remove(i)).unwrap_or_default();
         drop(free);
-        // Only the part that was never used is filled.
-        buffer.resize(len, 0.0);
+        buffer.set_len(len);
         buffer
     }
 
-    fn give_back(&self, buffer: Vec<f32>) {
+    fn give_back(&self, buffer: Aligned<f32>) {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(buffer);
         if free.len() > MAX_FREE_BUFFERS {
@@ -58,7 +59,7 @@ impl Arena {
 
 /// A CPU buffer that returns to its arena when dropped.
 struct CpuBuffer {
-    values: Vec<f32>,
+    values: Aligned<f32>,
     arena: Arena,
 }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::tile::{MAX_ROWS, Row, own_tile};
 use super::{AttentionOptions, SPAN_KEYS, SequenceRows, TILE_KEYS};
 use crate::ops::Tensor;
+use crate::ops::aligned::Aligned;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::kv_write::{KvElement, Pages};
 use crate::ops::simd::softmax::{Softened, merge};
@@ -24,7 +25,7 @@ pub(super) fn record_len(value_dim: usize) -> usize {
 
 thread_local! {
     /// Records of a task's rows: of the whole, of a span, of a tile.
-    static RECORDS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static RECORDS: RefCell<Aligned<f32>> = const { RefCell::new(Aligned::new()) };
 }
 
 /// One sequence of a batch.
@@ -109,7 +110,7 @@ impl Work<'_> {
         let len = self.count(first) * record_len(self.pages.shape().value_dim);
         RECORDS.with_borrow_mut(|scratch| {
             let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
-            scratch.resize(scratch.len().max(2 * len + own_len), 0.0);
+            scratch.grow_to(2 * len + own_len);
             let (own, records) = scratch.split_at_mut(own_len);
             let (whole, span) = records[..2 * len].split_at_mut(len);
             clear(whole, len / self.count(first));
@@ -135,7 +136,7 @@ impl Work<'_> {
         let index = self.spans().start + span;
         let own_len = MAX_ROWS * self.pages.shape().value_dim.next_multiple_of(LANES);
         RECORDS.with_borrow_mut(|own| {
-            own.resize(own.len().max(own_len), 0.0);
+            own.grow_to(own_len);
             self.fill_span(level, head, first, index, own, records);
         });
     }
@@ -174,7 +175,7 @@ impl Work<'_> {
         let record = record_len(self.pages.shape().value_dim);
         let len = self.count(first) * record;
         RECORDS.with_borrow_mut(|scratch| {
-            scratch.resize(scratch.len().max(len), 0.0);
+            scratch.grow_to(len);
             let whole = &mut scratch[..len];
             clear(whole, record);
             for span in spans {

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 
 use super::{HeadShape, Place, TILE_KEYS};
 use crate::ops::Tensor;
+use crate::ops::aligned::Aligned;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::softmax::{Softened, merge, soften};
 use crate::ops::simd::{LANES, Simd, simd_kernel};
@@ -23,7 +24,7 @@ const STEP_KEYS: usize = 2 * LANES;
 
 thread_local! {
     /// Weighted values of a pass: of the tiles merged so far, then of one tile.
-    static WEIGHTED: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    static WEIGHTED: RefCell<Aligned<f32>> = const { RefCell::new(Aligned::new()) };
 }
 
 /// Where the keys of a sequence and head lie in the packed keys, in elements.
@@ -129,7 +130,7 @@ impl Work<'_> {
     pub(super) fn run(&self, level: CpuLevel, first: usize, count: usize) {
         let stride = self.heads.head_dim.next_multiple_of(LANES);
         WEIGHTED.with_borrow_mut(|scratch| {
-            scratch.resize(2 * MAX_ROWS * stride, 0.0);
+            scratch.set_len(2 * MAX_ROWS * stride);
             let mut at = first;
             while at < first + count {
                 let rows = MAX_ROWS.min(first + count - at);

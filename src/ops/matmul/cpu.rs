@@ -1,29 +1,30 @@
-//! Float tiles on the CPU: two weight rows times three activation rows in twelve accumulators.
+//! Float products on the CPU: one weight row times up to six activation rows in twelve accumulators.
 //!
-//! Twelve hide the latency of a fused multiply-add, and of all shapes this one loads least. With fewer activation rows memory is what
-//! is waited for: then one weight row is read after the other, from beginning to end.
+//! Twelve hide the latency of a fused multiply-add. A weight is loaded and converted once for six of them, which read their
+//! activations from the first-level cache as they multiply: of all shapes this one has the fewest instructions, and those are what
+//! is short where two threads share a core. Decoding waits for memory: its weights are one stream.
 #![allow(unsafe_code)]
-#![allow(
-    clippy::needless_range_loop,
-    reason = "an index stands for a row or lane in several arrays at once"
-)]
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::Product;
+use super::{Packed, Product};
+use crate::ops::Rows;
+use crate::ops::aligned::Aligned;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, SUM_LANES, Simd, reduce_sum, simd_kernel};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
 
-/// Weight rows of one task: small enough to balance, large enough that its rows stay in the second-level cache and that the
-/// copies of activations cost little.
+/// Weight rows of one task: small enough to balance, and to stay in the second-level cache while all activations pass.
 pub(super) const ROWS_PER_TASK: usize = 64;
-/// Activation rows that one pass over a task's weight rows uses.
-const X_ROWS: usize = 3;
-/// Bytes of activations that stay in the first-level cache while all weight rows of the task pass over them.
-const X_BYTES: usize = 12 * 1024;
+/// Activation rows that a weight is multiplied with at once.
+pub(super) const X_ROWS: usize = 6;
+/// Bytes of activations that stay in the first-level cache while a block of weight rows passes over them. Fewer cost more: every part is
+/// a loop of its own.
+const X_BYTES: usize = 24 * 1024;
+/// Weight rows whose partial sums are added up together, from the first-level cache.
+const BLOCK_ROWS: usize = 16;
 /// How far ahead weights are fetched.
 const PREFETCH_BYTES: usize = 2048;
 
@@ -35,9 +36,7 @@ const BF16: u8 = 2;
 #[derive(Default)]
 struct Scratch {
     /// Partial sums `[weight row][activation row][16]`.
-    sums: Vec<f32>,
-    /// Activations `[features / 16][activation row][16]`.
-    x: Vec<f32>,
+    sums: Aligned<f32>,
     /// Weight rows of the reference path.
     decoded: Vec<f32>,
 }
@@ -46,65 +45,81 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::default());
 }
 
-/// Outputs `outputs` of every row of a product, whose rows of the result `out` this task alone writes in these columns.
+/// Copies up to [`X_ROWS`] rows, from `first` on, in the order in which the kernel reads them: `[features / 16][row][16]`, the last
+/// features filled up with zeros.
+pub(super) fn pack(x: &Rows<'_>, first: usize, packed: &mut [f32]) {
+    let rows = X_ROWS.min(x.count() - first);
+    let step = rows * SUM_LANES;
+    let last = packed.len().saturating_sub(step);
+    packed[last..].fill(0.0);
+    for m in 0..rows {
+        let (parts, rest) = x.row(first + m).as_chunks::<SUM_LANES>();
+        let mut to = packed
+            .chunks_exact_mut(step)
+            .map(|to| &mut to[m * SUM_LANES..]);
+        for (part, to) in parts.iter().zip(&mut to) {
+            to[..SUM_LANES].copy_from_slice(part);
+        }
+        if let Some(to) = to.next() {
+            to[..rest.len()].copy_from_slice(rest);
+        }
+    }
+}
+
+/// Outputs `outputs` of every row of a product, whose activations are `packed` and whose rows of the result `out` this task alone
+/// writes in these columns.
 pub(super) fn multiply(
     level: CpuLevel,
     product: &Product<'_>,
+    packed: &Packed,
     outputs: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
-    let (x, w) = (product.x, product.w);
+    let w = product.w;
     let (first, count) = (outputs.start, outputs.len());
-    SCRATCH.with_borrow_mut(
-        |Scratch {
-             sums,
-             x: packed,
-             decoded,
-         }| {
-            let k = w.cols();
-            let (encoding, bytes) = if w.encoding().is_float() {
-                let row_bytes = w.bytes().len() / w.rows().max(1);
-                (
-                    w.encoding(),
-                    &w.bytes()[first * row_bytes..(first + count) * row_bytes],
-                )
-            } else {
-                decoded.resize(count * k, 0.0);
-                for (i, out) in decoded.chunks_exact_mut(k).enumerate() {
-                    w.decode_row(first + i, out)
-                        .expect("a row was decoded before the work was shared out");
-                }
-                // SAFETY: any four bytes of a float may be read as bytes.
-                let bytes = unsafe {
-                    std::slice::from_raw_parts(decoded.as_ptr().cast::<u8>(), count * k * 4)
-                };
-                (Encoding::F32, bytes)
-            };
-            for x_first in (0..x.count()).step_by(X_ROWS) {
-                let m = X_ROWS.min(x.count() - x_first);
-                let task = Task {
-                    level,
-                    x: std::array::from_fn(|i| if i < m { x.row(x_first + i) } else { &[] }),
-                    m,
-                    k,
-                    w: bytes,
-                    count,
-                };
-                match encoding {
-                    Encoding::F16 => task.sum::<F16>(sums, packed),
-                    Encoding::BF16 => task.sum::<BF16>(sums, packed),
-                    _ => task.sum::<F32>(sums, packed),
-                }
-                task.write(sums, product.first_row + x_first, first, w.rows(), out);
+    SCRATCH.with_borrow_mut(|Scratch { sums, decoded }| {
+        let k = w.cols();
+        let (encoding, bytes) = if w.encoding().is_float() {
+            let row_bytes = w.bytes().len() / w.rows().max(1);
+            (
+                w.encoding(),
+                &w.bytes()[first * row_bytes..(first + count) * row_bytes],
+            )
+        } else {
+            decoded.resize(count * k, 0.0);
+            for (i, out) in decoded.chunks_exact_mut(k).enumerate() {
+                w.decode_row(first + i, out)
+                    .expect("a row was decoded before the work was shared out");
             }
-        },
-    );
+            // SAFETY: any four bytes of a float may be read as bytes.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(decoded.as_ptr().cast::<u8>(), count * k * 4) };
+            (Encoding::F32, bytes)
+        };
+        for x_first in (0..product.x.count()).step_by(X_ROWS) {
+            let task = Task {
+                level,
+                x: packed.rows_from(x_first),
+                m: X_ROWS.min(product.x.count() - x_first),
+                k,
+                w: bytes,
+                count,
+            };
+            let at = (product.first_row + x_first, first);
+            match encoding {
+                Encoding::F16 => task.multiply::<F16>(sums, at, w.rows(), out),
+                Encoding::BF16 => task.multiply::<BF16>(sums, at, w.rows(), out),
+                _ => task.multiply::<F32>(sums, at, w.rows(), out),
+            }
+        }
+    });
 }
 
-/// Some weight rows times up to three activation rows.
+/// Some weight rows times up to [`X_ROWS`] activation rows.
 struct Task<'a> {
     level: CpuLevel,
-    x: [&'a [f32]; X_ROWS],
+    /// Packed activations.
+    x: &'a [f32],
     /// Activation rows that there are.
     m: usize,
     /// Elements of a row.
@@ -115,70 +130,39 @@ struct Task<'a> {
 }
 
 impl Task<'_> {
-    /// Partial sums of all weight rows, over as many features at a time as keep the activations in the cache.
-    fn sum<const ENC: u8>(&self, sums: &mut Vec<f32>, packed: &mut Vec<f32>) {
-        let (m, size) = (self.m, if ENC == F32 { 4 } else { 2 });
-        let step = m * SUM_LANES;
-        sums.clear();
-        sums.resize(self.count * step, 0.0);
-        let part = (X_BYTES / (m * 4)).next_multiple_of(SUM_LANES);
-        for from in (0..self.k).step_by(part) {
-            let features = from..self.k.min(from + part);
-            self.pack(features.clone(), packed);
-            let mut row = 0;
-            while row < self.count {
-                let together = if m == X_ROWS {
-                    2.min(self.count - row)
-                } else {
-                    1
-                };
-                let weights = Weights {
-                    bytes: &self.w[(row * self.k + from) * size..],
-                    stride: self.k * size,
-                    rows: together,
-                    k: features.len(),
-                };
-                let sums = &mut sums[row * step..(row + together) * step];
-                weights.add_products::<ENC>(self.level, packed, m, sums);
-                row += together;
-            }
-        }
-    }
-
-    /// Activations in the order in which the kernel reads them, the last features filled up with zeros.
-    fn pack(&self, features: Range<usize>, packed: &mut Vec<f32>) {
-        let step = self.m * SUM_LANES;
-        packed.resize(features.len().div_ceil(SUM_LANES) * step, 0.0);
-        let last = packed.len().saturating_sub(step);
-        packed[last..].fill(0.0);
-        for (m, row) in self.x[..self.m].iter().enumerate() {
-            let (parts, rest) = row[features.clone()].as_chunks::<SUM_LANES>();
-            let mut to = packed
-                .chunks_exact_mut(step)
-                .map(|to| &mut to[m * SUM_LANES..]);
-            for (part, to) in parts.iter().zip(&mut to) {
-                to[..SUM_LANES].copy_from_slice(part);
-            }
-            if let Some(to) = to.next() {
-                to[..rest.len()].copy_from_slice(rest);
-            }
-        }
-    }
-
-    /// Adds the partial sums up, into rows `x_first..` and columns `w_first..` of the result.
-    fn write(
+    /// All weight rows, a block of them after the other, into rows `x_first..` and columns `w_first..` of the result.
+    fn multiply<const ENC: u8>(
         &self,
-        sums: &[f32],
-        x_first: usize,
-        w_first: usize,
+        sums: &mut Aligned<f32>,
+        (x_first, w_first): (usize, usize),
         cols: usize,
         out: &Disjoint<'_, f32>,
     ) {
-        for m in 0..self.m {
-            // SAFETY: this task alone writes these columns.
-            let out = unsafe { out.part((x_first + m) * cols + w_first, self.count) };
-            // SAFETY: the body needs the instruction set only, which the level stands for.
-            unsafe { finish(self.level, &sums[m * SUM_LANES..], self.m * SUM_LANES, out) };
+        for block in (0..self.count).step_by(BLOCK_ROWS) {
+            let rows = block..self.count.min(block + BLOCK_ROWS);
+            sums.set_len(rows.len() * self.m * SUM_LANES);
+            self.sum::<ENC>(rows.clone(), sums);
+            for m in 0..self.m {
+                let at = (x_first + m) * cols + w_first + block;
+                // SAFETY: this task alone writes these columns.
+                let out = unsafe { out.part(at, rows.len()) };
+                // SAFETY: the body needs the instruction set only, which the level stands for.
+                unsafe { finish(self.level, &sums[m * SUM_LANES..], self.m * SUM_LANES, out) };
+            }
+        }
+    }
+
+    /// Partial sums of some weight rows, over as many features at a time as keep the activations in the cache.
+    fn sum<const ENC: u8>(&self, rows: Range<usize>, sums: &mut [f32]) {
+        let (m, size) = (self.m, element_bytes(ENC));
+        let part = (X_BYTES / (m * 4)).next_multiple_of(SUM_LANES);
+        for from in (0..self.k).step_by(part) {
+            let k = part.min(self.k - from);
+            let x = &self.x[from * m..][..k.next_multiple_of(SUM_LANES) * m];
+            for (row, sums) in rows.clone().zip(sums.chunks_exact_mut(m * SUM_LANES)) {
+                let w = &self.w[(row * self.k + from) * size..][..k * size];
+                add_products::<ENC>(self.level, w, x, m, sums, from == 0);
+            }
         }
     }
 }
@@ -211,105 +195,97 @@ unsafe fn finish_body<V: Simd>(sums: &[f32], stride: usize, out: &mut [f32]) {
     }
 }
 
-/// A part of one or two weight rows.
-struct Weights<'a> {
-    /// From the part of the first row on.
-    bytes: &'a [u8],
-    /// Bytes from a row to the next.
-    stride: usize,
-    rows: usize,
-    /// Elements of the part.
-    k: usize,
-}
-
-impl Weights<'_> {
-    /// Times packed activations of `m` rows: adds to the partial sums `[rows][m][16]`.
-    fn add_products<const ENC: u8>(&self, level: CpuLevel, x: &[f32], m: usize, sums: &mut [f32]) {
-        let size = if ENC == F32 { 4 } else { 2 };
-        // What the kernels read and write through pointers, checked once.
-        assert!(self.bytes.len() >= (self.rows - 1) * self.stride + self.k * size);
-        assert!(x.len() == self.k.div_ceil(SUM_LANES) * m * SUM_LANES);
-        assert!(sums.len() == self.rows * m * SUM_LANES);
-        let (w, x, sums) = (self.bytes.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
-        let (stride, k) = (self.stride, self.k);
-        // SAFETY: so many elements and rows, as checked above.
-        unsafe {
-            match (self.rows, m) {
-                (1, 1) => tile::<ENC, 1, 1>(level, w, stride, x, k, sums),
-                (1, 2) => tile::<ENC, 1, 2>(level, w, stride, x, k, sums),
-                (1, 3) => tile::<ENC, 1, 3>(level, w, stride, x, k, sums),
-                (2, 3) => tile::<ENC, 2, 3>(level, w, stride, x, k, sums),
-                (r, m) => unreachable!("{r} weight rows times {m} activation rows"),
-            }
+/// A part `w` of a weight row times the same part of `m` packed activation rows: adds to the partial sums `[m][16]`. /// They are the sums' first where `first` says so.
+fn add_products<const ENC: u8>(
+    level: CpuLevel,
+    w: &[u8],
+    x: &[f32],
+    m: usize,
+    sums: &mut [f32],
+    first: bool,
+) {
+    let k = w.len() / element_bytes(ENC);
+    // What the kernels read and write through pointers, checked once.
+    assert!(x.len() == k.div_ceil(SUM_LANES) * m * SUM_LANES && sums.len() == m * SUM_LANES);
+    let (w, x, sums) = (w.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
+    // SAFETY: so many elements and rows, as checked above.
+    unsafe {
+        match m {
+            1 => tile::<ENC, 1>(level, w, x, k, sums, first),
+            2 => tile::<ENC, 2>(level, w, x, k, sums, first),
+            3 => tile::<ENC, 3>(level, w, x, k, sums, first),
+            4 => tile::<ENC, 4>(level, w, x, k, sums, first),
+            5 => tile::<ENC, 5>(level, w, x, k, sums, first),
+            6 => tile::<ENC, 6>(level, w, x, k, sums, first),
+            m => unreachable!("{m} activation rows"),
         }
     }
 }
 
 simd_kernel! {
-    /// `k` elements of `R` weight rows, `stride` bytes apart, times `M` packed activation rows.
-    unsafe fn tile<const ENC: u8, const R: usize, const M: usize>(w: *const u8, stride: usize, x: *const f32, k: usize, sums: *mut f32) = tile_body
+    /// `k` elements of a weight row times `M` packed activation rows, behind what `sums` has unless they are the `first`.
+    unsafe fn tile<const ENC: u8, const M: usize>(w: *const u8, x: *const f32, k: usize, sums: *mut f32, first: bool) = tile_body
 }
 
 #[inline(always)]
-unsafe fn tile_body<V: Simd, const ENC: u8, const R: usize, const M: usize>(
+unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize>(
     w: *const u8,
-    stride: usize,
     x: *const f32,
     k: usize,
     sums: *mut f32,
+    first: bool,
 ) {
-    let bytes = if ENC == F32 { 4 } else { 2 };
+    let bytes = const { element_bytes(ENC) };
     // SAFETY: the caller has checked the sizes; the last elements are copied into whole vectors.
     unsafe {
-        let mut acc = [[[V::splat(0.0); 2]; M]; R];
-        let sum =
-            |r: usize, m: usize, half: usize| sums.add((r * M + m) * SUM_LANES + half * LANES);
-        for r in 0..R {
+        let mut acc = [[V::splat(0.0); 2]; M];
+        if !first {
             for m in 0..M {
                 for half in 0..2 {
-                    acc[r][m][half] = V::load(sum(r, m, half));
+                    acc[m][half] = V::load(sums.add(m * SUM_LANES + half * LANES));
                 }
             }
         }
         let (mut w, mut x) = (w, x);
         for _ in 0..k / SUM_LANES {
-            if R == 1 {
-                V::prefetch(w.wrapping_add(PREFETCH_BYTES));
-            }
-            for half in 0..2 {
-                let mut weights = [V::splat(0.0); R];
-                for r in 0..R {
-                    weights[r] = load::<V, ENC>(w.add(r * stride + half * LANES * bytes));
-                }
-                for m in 0..M {
-                    let activations = V::load(x.add(m * SUM_LANES + half * LANES));
-                    for r in 0..R {
-                        acc[r][m][half] = V::fma(weights[r], activations, acc[r][m][half]);
-                    }
-                }
-            }
+            V::prefetch(w.wrapping_add(PREFETCH_BYTES));
+            let weights = [load::<V, ENC>(w), load::<V, ENC>(w.add(LANES * bytes))];
+            add::<V, M>(&mut acc, weights, x);
             w = w.add(SUM_LANES * bytes);
             x = x.add(M * SUM_LANES);
         }
         if !k.is_multiple_of(SUM_LANES) {
-            for r in 0..R {
-                let weights = tail::<V, ENC>(w.add(r * stride), k % SUM_LANES);
-                for m in 0..M {
-                    for half in 0..2 {
-                        let activations = V::load(x.add(m * SUM_LANES + half * LANES));
-                        acc[r][m][half] = V::fma(weights[half], activations, acc[r][m][half]);
-                    }
-                }
-            }
+            add::<V, M>(&mut acc, tail::<V, ENC>(w, k % SUM_LANES), x);
         }
-        for r in 0..R {
-            for m in 0..M {
-                for half in 0..2 {
-                    V::store(sum(r, m, half), acc[r][m][half]);
-                }
+        for m in 0..M {
+            for half in 0..2 {
+                V::store(sums.add(m * SUM_LANES + half * LANES), acc[m][half]);
             }
         }
     }
+}
+
+/// Sixteen weights times as many elements of `M` activation rows.
+#[inline(always)]
+unsafe fn add<V: Simd, const M: usize>(
+    acc: &mut [[V::F32; 2]; M],
+    weights: [V::F32; 2],
+    x: *const f32,
+) {
+    // SAFETY: the caller's duty.
+    unsafe {
+        for m in 0..M {
+            for half in 0..2 {
+                let activations = V::load(x.add(m * SUM_LANES + half * LANES));
+                acc[m][half] = V::fma(weights[half], activations, acc[m][half]);
+            }
+        }
+    }
+}
+
+/// Bytes of a weight.
+const fn element_bytes(encoding: u8) -> usize {
+    if encoding == F32 { 4 } else { 2 }
 }
 
 /// Eight elements.
@@ -328,7 +304,7 @@ unsafe fn load<V: Simd, const ENC: u8>(p: *const u8) -> V::F32 {
 /// The last `count` (below 16) elements of a row, followed by zeros.
 #[inline(always)]
 unsafe fn tail<V: Simd, const ENC: u8>(p: *const u8, count: usize) -> [V::F32; 2] {
-    let bytes = if ENC == F32 { 4 } else { 2 };
+    let bytes = element_bytes(ENC);
     let mut padded = [0_u8; SUM_LANES * 4];
     // SAFETY: `count` elements may be read, and fit into the padded copy.
     unsafe {

@@ -11,6 +11,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::ops::simd::SUM_LANES;
 use crate::ops::{Context, Rows, Tensor, distinct_rows};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
@@ -175,6 +176,7 @@ pub fn matmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor
         p.first_row,
         p.x.count()
     ))));
+    let packed: Vec<Packed> = products.iter().map(|p| Packed::new(ctx, &p.x)).collect();
     let outs: Vec<Disjoint<'_, f32>> = results
         .iter_mut()
         .map(|y| Disjoint::new(y.as_mut_slice()))
@@ -182,9 +184,47 @@ pub fn matmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor
     ctx.pool().run(tasks.len(), |task| {
         let (index, outputs) = tasks[task].clone();
         let product = &products[index];
-        cpu::multiply(ctx.level(), product, outputs, &outs[product.result]);
+        cpu::multiply(
+            ctx.level(),
+            product,
+            &packed[index],
+            outputs,
+            &outs[product.result],
+        );
     });
     Ok(())
+}
+
+/// Activations in the order in which the kernels read them.
+struct Packed {
+    values: Tensor,
+}
+
+impl Packed {
+    fn new(ctx: &Context, x: &Rows<'_>) -> Self {
+        let (rows, cols) = (x.count(), x.cols().next_multiple_of(SUM_LANES));
+        let mut values = ctx.uninit(rows, cols);
+        let out = Disjoint::new(values.as_mut_slice());
+        ctx.for_row_ranges(
+            rows.div_ceil(cpu::X_ROWS),
+            cpu::X_ROWS * cols,
+            |first, count| {
+                for first in (first..first + count).map(|group| group * cpu::X_ROWS) {
+                    let rows = cpu::X_ROWS.min(rows - first);
+                    // SAFETY: groups of rows are disjoint.
+                    #[allow(unsafe_code)]
+                    let out = unsafe { out.part(first * cols, rows * cols) };
+                    cpu::pack(x, first, out);
+                }
+            },
+        );
+        Self { values }
+    }
+
+    /// What begins with row `first`, a multiple of [`cpu::X_ROWS`].
+    fn rows_from(&self, first: usize) -> &[f32] {
+        &self.values.as_slice()[first * self.values.cols()..]
+    }
 }
 
 #[cfg(test)]

@@ -55,22 +55,62 @@ pub(super) mod word {
     pub const HALF_SUMS: usize = 13;
 }
 
-/// One tile: what the microkernel takes at once.
+/// One tile: what the microkernel takes at once. Only this file makes them, whole ([`Tile::whole`]): kernels read them through
+/// pointers.
 #[derive(Default)]
 pub(super) struct Tile {
     /// Rows that count.
-    pub rows: usize,
+    rows: usize,
     /// Rows with padding (zeros): 1, 2 or 4.
-    pub stride: usize,
+    stride: usize,
     /// Per group a record of [`ROW_WORDS`] × stride words.
-    pub words: Vec<i32>,
+    words: Vec<i32>,
     /// Per group, which rows are refined there: bit m stands for row m.
-    pub refined: Vec<u8>,
+    refined: Vec<u8>,
     /// What refines them, group by group and row by row: records of one row.
-    pub refinements: Vec<i32>,
+    refinements: Vec<i32>,
 }
 
 impl Tile {
+    /// The tile; panics unless it has a record for every group and a refinement for every bit of a mask.
+    fn whole(self) -> Self {
+        assert!(self.words.len() == self.groups() * ROW_WORDS * self.stride);
+        let refinements: u32 = self.refined.iter().map(|rows| rows.count_ones()).sum();
+        assert!(self.refinements.len() == refinements as usize * ROW_WORDS);
+        assert!(self.refined.iter().all(|rows| rows >> self.stride == 0));
+        self
+    }
+
+    /// Rows that count.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Rows with padding: 1, 2 or 4.
+    pub fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Groups of a row.
+    pub fn groups(&self) -> usize {
+        self.refined.len()
+    }
+
+    /// Per group a record of [`ROW_WORDS`] × stride words.
+    pub fn words(&self) -> &[i32] {
+        &self.words
+    }
+
+    /// Per group, which rows are refined there: bit m stands for row m, and is set for rows within the stride only.
+    pub fn refined(&self) -> &[u8] {
+        &self.refined
+    }
+
+    /// A record of one row for every bit of [`Tile::refined`], group by group and row by row.
+    pub fn refinements(&self) -> &[i32] {
+        &self.refinements
+    }
+
     /// Row `m` alone.
     pub fn row(&self, m: usize) -> Self {
         let of_row = |record: &[i32]| -> Vec<i32> {
@@ -95,7 +135,7 @@ impl Tile {
                 }
             }
         }
-        row
+        row.whole()
     }
 }
 
@@ -220,7 +260,7 @@ fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
     for (words, (_, _, group)) in records.zip(refinements) {
         write_record(words, 1, 0, group);
     }
-    tile
+    tile.whole()
 }
 
 /// A row, rounded: all groups, and the errors of those that are refined.

@@ -11,6 +11,7 @@ use super::groups::{
 };
 use super::layout::{Codes, Format, MAX_EXPANDED_BYTES, PANEL_ROWS, Scheme};
 use super::matrices::dots_of_matrices;
+use crate::ops::aligned::Lined;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
 
@@ -23,6 +24,8 @@ pub(super) const PANELS: usize = 2;
 pub(super) type Sums = [[[f32; PANEL_ROWS]; PANELS]; TILE_ROWS];
 /// Tiles for which the weights are unpacked group by group, in one pass.
 pub(super) const FEW_TILES: usize = 4;
+/// Groups that are unpacked before these tiles pass over them: they stay in the first-level cache, and sums in registers.
+const WINDOW_GROUPS: usize = 8;
 
 /// `$call!(Format::X)` for the format that `$format` is: from a value to a constant.
 macro_rules! by_format {
@@ -60,9 +63,9 @@ impl Pair<'_> {
     /// The packed pair times the rows of a tile.
     pub(super) fn times(&self, level: CpuLevel, tile: &Tile) -> Sums {
         let mut y = Sums::default();
-        if level == CpuLevel::Scalar && tile.stride > 1 {
+        if level == CpuLevel::Scalar && tile.stride() > 1 {
             // The software twin has a kernel of one row only: unrolled for more it would be most of the program.
-            for (m, y) in y[..tile.rows].iter_mut().enumerate() {
+            for (m, y) in y[..tile.rows()].iter_mut().enumerate() {
                 *y = self.times(level, &tile.row(m))[0];
             }
             return y;
@@ -70,7 +73,7 @@ impl Pair<'_> {
         let (panels, blocks) = self.packed(std::slice::from_ref(tile));
         macro_rules! by_rows {
             ($format:expr) => {
-                match tile.stride {
+                match tile.stride() {
                     1 => packed_row::<{ $format as u8 }>(level, panels, blocks, tile, &mut y),
                     2 => packed::<{ $format as u8 }, 2>(level, panels, blocks, tile, &mut y),
                     4 => packed::<{ $format as u8 }, 4>(level, panels, blocks, tile, &mut y),
@@ -84,18 +87,17 @@ impl Pair<'_> {
     }
 
     /// The packed pair times a few tiles of [`TILE_ROWS`] rows, in one pass over the weights; not on the scalar level.
-    pub(super) fn times_few(&self, level: CpuLevel, tiles: &[Tile]) -> [Sums; FEW_TILES] {
-        let mut y = [Sums::default(); FEW_TILES];
+    pub(super) fn times_few(&self, level: CpuLevel, tiles: &[Tile], y: &mut [Sums]) {
         let (panels, blocks) = self.packed(tiles);
-        assert!(tiles.len() <= FEW_TILES && tiles.iter().all(|tile| tile.stride == TILE_ROWS));
+        assert!(tiles.len() <= FEW_TILES && tiles.iter().all(|tile| tile.stride() == TILE_ROWS));
+        assert!(tiles.len() == y.len());
         macro_rules! call {
             ($format:expr) => {
-                few_tiles::<{ $format as u8 }>(level, panels, blocks, tiles, &mut y)
+                few_tiles::<{ $format as u8 }>(level, panels, blocks, tiles, y)
             };
         }
         // SAFETY: the panels have `blocks` blocks and the tiles as many groups, as `packed` has checked.
         unsafe { by_format!(self.format, call) }
-        y
     }
 
     /// The expanded pair times a tile of [`TILE_ROWS`] rows; not on the scalar level.
@@ -105,7 +107,7 @@ impl Pair<'_> {
             self.groups * self.format.expanded_bytes(),
             std::slice::from_ref(tile),
         );
-        assert!(tile.stride == TILE_ROWS);
+        assert!(tile.stride() == TILE_ROWS);
         macro_rules! call {
             ($format:expr) => {
                 expanded::<{ $format as u8 }>(level, panels, self.groups, tile, &mut y)
@@ -128,10 +130,7 @@ impl Pair<'_> {
     fn panels(&self, panel_bytes: usize, tiles: &[Tile]) -> *const u8 {
         assert!(self.bytes.len() == PANELS * panel_bytes);
         for tile in tiles {
-            assert!(tile.refined.len() == self.groups);
-            assert!(tile.words.len() == self.groups * ROW_WORDS * tile.stride);
-            let refinements: u32 = tile.refined.iter().map(|rows| rows.count_ones()).sum();
-            assert!(tile.refinements.len() == refinements as usize * ROW_WORDS);
+            assert!(tile.groups() == self.groups);
         }
         self.bytes.as_ptr()
     }
@@ -163,7 +162,7 @@ simd_kernel! {
 
 simd_kernel! {
     /// The same for up to [`FEW_TILES`] tiles of [`TILE_ROWS`] rows.
-    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums; FEW_TILES]) = few_tiles_body, no twin; products
+    unsafe fn few_tiles<const F: u8>(panels: *const u8, blocks: usize, tiles: &[Tile], y: &mut [Sums]) = few_tiles_body, no twin; products
 }
 
 simd_kernel! {
@@ -223,10 +222,7 @@ unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
         for _ in 0..blocks {
             let headers = headers::<V, F>(&mut at);
             for _ in 0..format.groups_per_block() {
-                if M <= 2 {
-                    // Few rows wait for memory.
-                    prefetch_records::<V, F>(at);
-                }
+                prefetch_records::<V, F>(at.wrapping_add(PREFETCH_BYTES));
                 let group = [0, 1].map(|p| PackedGroup::<V, F> {
                     record: at.add(p * format.record_bytes()),
                     header: headers[p],
@@ -251,13 +247,13 @@ unsafe fn headers<V: Simd, const F: u8>(at: &mut *const u8) -> [Header<V>; PANEL
     }
 }
 
-/// Asks for the records that lie some way ahead, in this pair or whatever follows it.
+/// Asks for the records of a group of both panels, in this pair or whatever follows it.
 #[inline(always)]
 unsafe fn prefetch_records<V: Simd, const F: u8>(records: *const u8) {
     let bytes = const { PANELS * format_of(F).record_bytes() };
     for line in (0..bytes).step_by(64) {
         // SAFETY: a hint, which need not be readable.
-        unsafe { V::prefetch(records.wrapping_add(PREFETCH_BYTES + line)) };
+        unsafe { V::prefetch(records.wrapping_add(line)) };
     }
 }
 
@@ -266,36 +262,58 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
     panels: *const u8,
     blocks: usize,
     tiles: &[Tile],
-    y: &mut [Sums; FEW_TILES],
+    y: &mut [Sums],
 ) {
     let format = const { format_of(F) };
-    // SAFETY: all offsets stay inside the panels and the tiles, whose sizes the caller has checked; a record fits `unpacked`.
+    let window = const { WINDOW_GROUPS / format_of(F).groups_per_block() };
+    // SAFETY: all offsets stay inside the panels and the tiles, whose sizes the caller has checked; the records of a window fit
+    // `unpacked`.
     unsafe {
-        let mut unpacked = [[0_u8; MAX_EXPANDED_BYTES]; PANELS];
+        let mut unpacked = Lined([0_u8; PANELS * WINDOW_GROUPS * MAX_EXPANDED_BYTES]);
         let mut at = panels;
         let mut walks: [Rows<'_>; FEW_TILES] =
             std::array::from_fn(|t| Rows::new(&tiles[t.min(tiles.len() - 1)]));
-        for _ in 0..blocks {
-            let headers = headers::<V, F>(&mut at);
-            for _ in 0..format.groups_per_block() {
-                prefetch_records::<V, F>(at);
-                for p in 0..PANELS {
-                    let group = PackedGroup::<V, F> {
-                        record: at.add(p * format.record_bytes()),
-                        header: headers[p],
-                    };
-                    expand_group::<V, F>(&group, unpacked[p].as_mut_ptr());
-                }
-                let group = [0, 1].map(|p| ExpandedGroup::<F> {
-                    record: unpacked[p].as_ptr(),
-                });
-                for t in 0..tiles.len() {
-                    let mut sums = load_sums::<V, TILE_ROWS>(&y[t]);
-                    walks[t].next::<V, _, F, TILE_ROWS>(&group, &mut sums);
-                    store::<V, TILE_ROWS>(&sums, &mut y[t]);
-                }
-                at = at.add(PANELS * format.record_bytes());
+        let mut sums = Lined([Sums::default(); FEW_TILES]);
+        for first in (0..blocks).step_by(window) {
+            let count = window.min(blocks - first);
+            at = expand_blocks::<V, F>(at, count, unpacked.0.as_mut_ptr());
+            for t in 0..tiles.len() {
+                let mut chains = load_sums::<V, TILE_ROWS>(&sums.0[t]);
+                let records = unpacked.0.as_ptr();
+                let groups = count * format.groups_per_block();
+                // The next window comes while the first tile passes over this one.
+                let next = if t == 0 { at } else { std::ptr::null() };
+                add_expanded::<V, F>(records, groups, next, &mut walks[t], &mut chains);
+                store::<V, TILE_ROWS>(&chains, &mut sums.0[t]);
             }
+        }
+        y.copy_from_slice(&sums.0[..y.len()]);
+    }
+}
+
+/// Adds `groups` records of two expanded panels to the chains of a tile, while as many packed ones come from `next` on unless it is null.
+#[inline(always)]
+unsafe fn add_expanded<V: Simd, const F: u8>(
+    records: *const u8,
+    groups: usize,
+    next: *const u8,
+    x: &mut Rows<'_>,
+    sums: &mut [[V::F32; PANELS]; TILE_ROWS],
+) {
+    let bytes = const { format_of(F).expanded_bytes() };
+    // SAFETY: the caller's duty.
+    unsafe {
+        let mut at = records;
+        for g in 0..groups {
+            if !next.is_null() {
+                let records = const { PANELS * format_of(F).record_bytes() };
+                prefetch_records::<V, F>(next.wrapping_add(g * records));
+            }
+            let group = [0, 1].map(|p| ExpandedGroup::<F> {
+                record: at.add(p * bytes),
+            });
+            x.next::<V, _, F, TILE_ROWS>(&group, sums);
+            at = at.add(PANELS * bytes);
         }
     }
 }
@@ -307,19 +325,11 @@ unsafe fn expanded_body<V: Simd, const F: u8>(
     tile: &Tile,
     y: &mut Sums,
 ) {
-    let format = const { format_of(F) };
     // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
     unsafe {
         let mut sums = [[V::splat(0.0); PANELS]; TILE_ROWS];
-        let mut at = panels;
-        let mut x = Rows::new(tile);
-        for _ in 0..groups {
-            let group = [0, 1].map(|p| ExpandedGroup::<F> {
-                record: at.add(p * format.expanded_bytes()),
-            });
-            x.next::<V, _, F, TILE_ROWS>(&group, &mut sums);
-            at = at.add(PANELS * format.expanded_bytes());
-        }
+        let x = &mut Rows::new(tile);
+        add_expanded::<V, F>(panels, groups, std::ptr::null(), x, &mut sums);
         store::<V, TILE_ROWS>(&sums, y);
     }
 }
@@ -351,9 +361,9 @@ impl<'a> Rows<'a> {
     #[inline(always)]
     fn new(tile: &'a Tile) -> Self {
         Self {
-            refined: tile.refined.iter(),
-            words: tile.words.as_ptr(),
-            refinements: tile.refinements.as_ptr(),
+            refined: tile.refined().iter(),
+            words: tile.words().as_ptr(),
+            refinements: tile.refinements().as_ptr(),
         }
     }
 
@@ -388,6 +398,17 @@ impl<'a> Rows<'a> {
 
 #[inline(always)]
 unsafe fn expand_body<V: Simd, const F: u8>(panels: *const u8, blocks: usize, out: *mut u8) {
+    // SAFETY: the caller's duty.
+    unsafe { expand_blocks::<V, F>(panels, blocks, out) };
+}
+
+/// Expands `blocks` blocks of two panels; where they end.
+#[inline(always)]
+unsafe fn expand_blocks<V: Simd, const F: u8>(
+    panels: *const u8,
+    blocks: usize,
+    out: *mut u8,
+) -> *const u8 {
     let format = const { format_of(F) };
     // SAFETY: the caller has checked the sizes of both buffers.
     unsafe {
@@ -402,6 +423,7 @@ unsafe fn expand_body<V: Simd, const F: u8>(panels: *const u8, blocks: usize, ou
                 }
             }
         }
+        at
     }
 }
 

@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::activations::{TILE_ROWS, Tile};
-use super::cpu::{FEW_TILES, PANELS, Pair, expand};
+use super::cpu::{FEW_TILES, PANELS, Pair, Sums, expand};
 use super::layout::PANEL_ROWS;
 use super::{GROUP, PAIR_ROWS, Product};
+use crate::ops::aligned::{Aligned, Lined};
 use crate::ops::cpu_level::CpuLevel;
 use crate::threads::Disjoint;
 
@@ -15,7 +16,7 @@ const STRIP_BYTES: usize = 128 * 1024;
 
 thread_local! {
     /// Expanded weights.
-    static STRIP: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static STRIP: RefCell<Aligned<u8>> = const { RefCell::new(Aligned::new()) };
 }
 
 /// Pairs of panels `pairs` of the product's matrix times every row, into their columns of its rows of `out`, which this
@@ -41,14 +42,16 @@ pub(super) fn multiply(
         for pair in pairs {
             for (index, tile) in tiles.iter().enumerate() {
                 let sums = packed(pair).times(level, tile);
-                write(product, pair, index, &sums[..tile.rows], out);
+                write(product, pair, index, &sums[..tile.rows()], out);
             }
         }
     } else if tiles.len() <= FEW_TILES {
+        let mut all = Lined([Sums::default(); FEW_TILES]);
+        let all = &mut all.0[..tiles.len()];
         for pair in pairs {
-            let all = packed(pair).times_few(level, tiles);
+            packed(pair).times_few(level, tiles, all);
             for (index, (sums, tile)) in all.iter().zip(tiles).enumerate() {
-                write(product, pair, index, &sums[..tile.rows], out);
+                write(product, pair, index, &sums[..tile.rows()], out);
             }
         }
     } else {
@@ -68,7 +71,7 @@ fn expand_and_multiply(
     let expanded_bytes = groups * format.expanded_bytes();
     let per_strip = (STRIP_BYTES / (PANELS * expanded_bytes).max(1)).max(1);
     STRIP.with_borrow_mut(|strip| {
-        strip.resize(strip.len().max(per_strip * PANELS * expanded_bytes), 0);
+        strip.grow_to(per_strip * PANELS * expanded_bytes);
         for first in pairs.clone().step_by(per_strip) {
             let count = PANELS * per_strip.min(pairs.end - first);
             let strip = &mut strip[..count * expanded_bytes];
@@ -82,7 +85,7 @@ fn expand_and_multiply(
                         groups,
                     };
                     let sums = pair_of_panels.expanded_times(level, tile);
-                    write(product, pair, index, &sums[..tile.rows], out);
+                    write(product, pair, index, &sums[..tile.rows()], out);
                 }
             }
         }
