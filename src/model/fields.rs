@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// The fields of an object. `null` stands for a field that is not there.
+/// The fields of an object. `null` stands for a field that is not there, but for switches.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::model) struct Fields<'a> {
     object: &'a Value,
@@ -27,8 +27,11 @@ impl<'a> Fields<'a> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
-    /// `true` or `false`.
+    /// `true` or `false`. Classes take `null` for false, whatever their default.
     pub fn flag(self, key: &str) -> Result<Option<bool>> {
+        if self.object.get(key).is_some_and(Value::is_null) {
+            return Ok(Some(false));
+        }
         self.typed(key, "`true` or `false`", Value::as_bool)
     }
 
@@ -84,7 +87,8 @@ mod tests {
     fn null_is_absent_and_a_wrong_type_is_refused_with_what_is_there_and_where() {
         let file = json!({"a": null, "b": "true", "c": {"d": 5}});
         let fields = Fields::of(&file);
-        assert_eq!(fields.flag("a").unwrap(), None);
+        assert_eq!(fields.flag("a").unwrap(), Some(false));
+        assert_eq!(fields.number("a").unwrap(), None);
         assert_eq!(fields.flag("x").unwrap(), None);
         let refusal = |error: Error| error.chain();
         assert_eq!(

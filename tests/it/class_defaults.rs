@@ -116,3 +116,81 @@ fn gpt_oss_files_of_llama_cpp_round_no_ends_either() {
     let folder = config(&copy);
     assert_near(&file.ropes[0].frequencies, &folder.ropes[0].frequencies);
 }
+
+#[test]
+fn a_share_of_a_head_rotates_only_in_classes_that_know_it_or_where_frequencies_are_scaled() {
+    let rotated = |copy: &Copy| config(copy).ropes[0].frequencies.len();
+    let whole = rotated(&Copy::of("llama_plain"));
+    let mut copy = Copy::of("llama_plain");
+    copy.config["partial_rotary_factor"] = 0.5.into();
+    assert_eq!(rotated(&copy), whole);
+    copy.config["rope_parameters"] =
+        json!({"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5});
+    assert_eq!(rotated(&copy), whole);
+    copy.config["rope_parameters"]["rope_type"] = "linear".into();
+    copy.config["rope_parameters"]["factor"] = 2.0.into();
+    assert_eq!(rotated(&copy), whole / 2);
+    copy.config["rope_parameters"]["rope_type"] = "dynamic".into();
+    assert_eq!(rotated(&copy), whole / 2);
+
+    let mut knows = Copy::of("glm4_moe_groups");
+    let half = rotated(&knows);
+    knows.config["rope_parameters"]["partial_rotary_factor"] = 1.0.into();
+    assert!(rotated(&knows) > half);
+}
+
+#[test]
+fn a_bad_base_of_sliding_layers_is_refused_and_not_replaced_by_the_common_one() {
+    for value in [Value::Null, json!("10000"), json!(-1e4), json!(0)] {
+        let mut copy = Copy::of("gemma3_pattern");
+        copy.config["rope_local_base_freq"] = value;
+        let refusal = copy.refusal();
+        assert!(refusal.contains("`rope_local_base_freq`"), "{refusal}");
+    }
+}
+
+#[test]
+fn the_epsilon_has_one_name_in_each_class() {
+    let mut copy = Copy::of("llama_plain");
+    let fields = copy.config.as_object_mut().unwrap();
+    fields.remove("rms_norm_eps").unwrap();
+    fields.insert("norm_eps".to_owned(), 0.1.into());
+    assert_eq!(config(&copy).norm.eps, 1e-6);
+
+    let mut copy = Copy::of("lfm2_plain");
+    copy.config["rms_norm_eps"] = 0.1.into();
+    assert_eq!(config(&copy).norm.eps, 1e-5);
+    copy.config["norm_eps"] = 0.1.into();
+    assert_eq!(config(&copy).norm.eps, 0.1);
+
+    copy.config["norm_eps"] = 1e300.into();
+    assert!(
+        copy.refusal().contains("`norm_eps` is 1"),
+        "{}",
+        copy.refusal()
+    );
+}
+
+#[test]
+fn gelu_is_its_approximation_in_the_first_gemma_only() {
+    let mut copy = Copy::of("gemma_one_key");
+    copy.config["hidden_act"] = "gelu".into();
+    copy.load().unwrap();
+    let mut copy = Copy::of("gemma3_pattern");
+    copy.config["hidden_activation"] = "gelu".into();
+    let refusal = copy.refusal();
+    assert!(
+        refusal.contains("activation `gelu` is not supported"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn a_window_of_nothing_is_refused() {
+    for fixture in ["mistral_window", "gemma3_pattern"] {
+        let mut copy = Copy::of(fixture);
+        copy.config["sliding_window"] = 0.into();
+        let refusal = copy.refusal();
+        assert!(refusal.contains("`sliding_window` is 0"), "{refusal}");
+    }
+}

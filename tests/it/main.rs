@@ -20,6 +20,7 @@ mod engine;
 mod evaluation;
 mod fuzz;
 mod fuzz_bodies;
+mod gguf_numbers;
 mod host;
 mod hybrid;
 mod layering;

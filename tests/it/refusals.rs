@@ -364,7 +364,7 @@ fn rotary_parameters_that_would_be_passed_over_are_refused() {
     let json = |text: &str| serde_json::from_str::<Value>(text).unwrap();
     refused_with([
         (
-            "llama_plain",
+            "phi3_long",
             "partial_rotary_factor",
             1e300.into(),
             "rotated elements in a head of",

@@ -63,13 +63,17 @@ keys! {
     /// Longest context that the model was made for.
     MAX_CONTEXT = ["max_position_embeddings"], Some("context_length");
     /// Added to the mean square under the root.
-    RMS_NORM_EPS = ["rms_norm_eps", "norm_eps"], Some("attention.layer_norm_rms_epsilon");
+    RMS_NORM_EPS = ["rms_norm_eps"], Some("attention.layer_norm_rms_epsilon");
+    /// The same by LFM2's name.
+    NORM_EPS = ["norm_eps"], Some("attention.layer_norm_rms_epsilon");
     /// The same for layer norms.
     LAYER_NORM_EPS = ["layer_norm_eps"], Some("attention.layer_norm_epsilon");
     /// Base of the rotary frequencies.
     ROPE_THETA = ["rope_theta"], Some("rope.freq_base");
     /// The base in sliding layers, where it differs.
     ROPE_LOCAL_THETA = ["rope_local_base_freq"], Some("rope.freq_base_swa");
+    /// What positions are divided by, in older GGUF files.
+    ROPE_SCALE_LINEAR = ["rope.scale_linear"], Some("rope.scale_linear");
     /// Rotated elements of a head.
     ROTARY_DIM = ["rotary_dim"], Some("rope.dimension_count");
     /// The same in sliding layers, where full ones differ.

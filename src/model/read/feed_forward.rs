@@ -110,17 +110,17 @@ impl Reader<'_> {
     pub(super) fn activation(&self) -> Result<Activation> {
         let mut own = None;
         for key in self.arch.activation_keys {
-            own = own.or(self.hf_name(key)?);
+            own = own.or(self.hf_name(key)?.map(|name| (*key, name)));
         }
         match own {
             None => Ok(self.arch.activation),
             // What the first Gemma files say and do not mean (GemmaConfig).
-            Some("gelu") if self.arch.activation == Activation::GeluTanh => {
+            Some(("hidden_act", "gelu")) if self.arch.activation == Activation::GeluTanh => {
                 Ok(Activation::GeluTanh)
             }
-            Some("silu" | "swish") => Ok(Activation::Silu),
-            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
-            Some(other) => Err(Error::unsupported(format!(
+            Some((_, "silu" | "swish")) => Ok(Activation::Silu),
+            Some((_, "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast")) => Ok(Activation::GeluTanh),
+            Some((_, other)) => Err(Error::unsupported(format!(
                 "activation `{other}` is not supported"
             ))
             .with_hint("supported are `silu` and `gelu_pytorch_tanh`")),

@@ -145,8 +145,8 @@ impl Reader<'_> {
             },
             logits_scale: match self.arch.logits_scale {
                 LogitsScale::One => 1.0,
-                LogitsScale::Times => self.multiplier(&keys::LOGITS_MULTIPLIER)?,
-                LogitsScale::Divided => 1.0 / self.multiplier(&keys::LOGITS_DIVISOR)?,
+                LogitsScale::Times => self.logits_factor(&keys::LOGITS_MULTIPLIER)?,
+                LogitsScale::Divided => 1.0 / self.logits_factor(&keys::LOGITS_DIVISOR)?,
             },
             final_soft_cap: self.find_positive(&keys::FINAL_SOFT_CAP)?.map(|x| x as f32),
             tied_head: self.tied_head()?,
@@ -261,13 +261,30 @@ impl Reader<'_> {
         }
     }
 
+    /// A GGUF file that needs one always has it.
+    fn logits_factor(&self, key: &keys::Key) -> Result<f32> {
+        if !self.is_hf() && !self.is_written(key) {
+            return Err(self.missing(key));
+        }
+        self.multiplier(key)
+    }
+
     fn norm(&self) -> Result<NormConfig> {
+        let key = match self.arch.norm {
+            NormKind::Rms if self.knows(&keys::NORM_EPS) => &keys::NORM_EPS,
+            NormKind::Rms => &keys::RMS_NORM_EPS,
+            NormKind::Layer { .. } => &keys::LAYER_NORM_EPS,
+        };
+        let eps = self.positive(key)?;
+        if !(eps as f32).is_normal() {
+            let name = self.name(key);
+            return Err(Error::invalid(format!(
+                "`{name}` is {eps}, expected a number like 1e-5"
+            )));
+        }
         Ok(NormConfig {
             kind: self.arch.norm,
-            eps: self.positive(match self.arch.norm {
-                NormKind::Rms => &keys::RMS_NORM_EPS,
-                NormKind::Layer { .. } => &keys::LAYER_NORM_EPS,
-            })? as f32,
+            eps: eps as f32,
             offset: if self.arch.zero_centred_norms && self.is_hf() {
                 1.0
             } else {
@@ -304,9 +321,9 @@ impl Reader<'_> {
             return Ok(None);
         }
         // LFM2's class knows the first name too.
-        let own = match self.hf_flag("tie_embedding")? {
+        let own = match self.hf("tie_embedding") {
             None => self.hf_flag("tie_word_embeddings")?,
-            own => own,
+            Some(_) => self.hf_flag("tie_embedding")?,
         };
         Ok(Some(own.unwrap_or(self.arch.tied_by_default)))
     }

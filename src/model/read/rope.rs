@@ -10,7 +10,9 @@ use crate::model::arch::keys::{self, Key};
 use crate::model::arch::rules::RopeLayers;
 use crate::model::config::{LongRope, RopeConfig};
 use crate::model::fields::Fields;
-use crate::model::rope::{Context, RopeScaling, Yarn, read_scaling, scaled_frequencies};
+use crate::model::rope::{
+    Context, RopeScaling, Yarn, read_scaling, scaled_frequencies, scaling_kind,
+};
 use crate::ops::rope::Pairing;
 
 /// The rotation of full and of sliding layers.
@@ -134,6 +136,8 @@ impl Reader<'_> {
         let share = match share {
             // There the class knows a share in the proportional rule only.
             _ if self.arch.full_layers.is_some() => 1.0,
+            // Plain frequencies are each class's own, and most know no share; the common rules that scale them do.
+            _ if !self.knows(&keys::PARTIAL_ROTARY) && !self.has_common_rule(&scaling)? => 1.0,
             Some(share) => share,
             None => self.find_number(&keys::PARTIAL_ROTARY)?.unwrap_or(1.0),
         };
@@ -168,6 +172,12 @@ impl Reader<'_> {
         })
     }
 
+    /// Whether one of the rules that classes share makes the frequencies; `dynamic` is one, though it changes none here.
+    fn has_common_rule(&self, scaling: &RopeScaling) -> Result<bool> {
+        let kind = self.rope_object()?.map_or(Ok("none"), scaling_kind)?;
+        Ok(*scaling != RopeScaling::None || kind == "dynamic")
+    }
+
     fn hf_pairing(&self) -> Result<Pairing> {
         let switch = self.arch.interleave_switch;
         Ok(match switch.map_or(Ok(None), |key| self.hf_flag(key))? {
@@ -191,9 +201,12 @@ impl Reader<'_> {
             Some(theta) => Err(Error::invalid(format!(
                 "`rope_theta` is {theta}, expected a positive number"
             ))),
-            None => self
-                .positive(kind.theta())
-                .or_else(|_| self.positive(&keys::ROPE_THETA)),
+            None => match self.find_positive(kind.theta())? {
+                Some(theta) => Ok(theta),
+                // The common base stands in for one that the file does not speak of, not for a bad one.
+                None if self.is_written(kind.theta()) => Err(self.missing(kind.theta())),
+                None => self.positive(&keys::ROPE_THETA),
+            },
         }
     }
 
@@ -206,8 +219,17 @@ impl Reader<'_> {
                 "the file has no tensor `rope_freqs.weight`, which says what rotates in layers that see everything",
             ));
         }
-        let number = |key: &str| metadata.find_f64(&format!("{prefix}.rope.scaling.{key}"));
-        let magnitude = number("attn_factor")?.filter(|x| *x > 0.0);
+        // Zero means that it was not published.
+        let number = |key: &str| -> Result<Option<f64>> {
+            let name = format!("{prefix}.rope.scaling.{key}");
+            match metadata.find_f64(&name)? {
+                Some(x) if !x.is_finite() || x < 0.0 => Err(Error::invalid(format!(
+                    "`{name}` is {x}, expected a positive number"
+                ))),
+                found => Ok(found.filter(|x| *x > 0.0)),
+            }
+        };
+        let magnitude = number("attn_factor")?;
         let context = self.scaling_context()?;
         let short = self.rope_tensor("rope_factors_short.weight")?;
         let long = self.rope_tensor("rope_factors_long.weight")?;
@@ -220,24 +242,20 @@ impl Reader<'_> {
             });
         }
         let kind = metadata.find_str(&format!("{prefix}.rope.scaling.type"))?;
-        let older = metadata.find_f64(&format!("{prefix}.rope.scale_linear"))?;
-        match (kind, number("factor")?.or(older).filter(|f| *f > 0.0)) {
+        let older = self.find_multiplier(&keys::ROPE_SCALE_LINEAR)?;
+        match (kind, number("factor")?.or(older)) {
             (None | Some("none" | "linear"), None) | (Some("none"), _) => Ok(RopeScaling::None),
             (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
             (Some("yarn"), Some(factor)) => {
                 // llama.cpp's loader: the multiplier is `mscale_all_dim`, beside an `mscale` of 1; beside one that is equal in
                 // models with latent attention.
-                let all_dim = number("yarn_log_multiplier")?.filter(|x| *x != 0.0);
+                let all_dim = number("yarn_log_multiplier")?;
                 let own_and_all = |all| (if self.arch.mla { all } else { 1.0 }, all);
                 Ok(RopeScaling::Yarn(Yarn {
                     factor,
                     original: context.original_in(None)?,
-                    beta_fast: number("yarn_beta_fast")?
-                        .filter(|x| *x > 0.0)
-                        .unwrap_or(32.0),
-                    beta_slow: number("yarn_beta_slow")?
-                        .filter(|x| *x > 0.0)
-                        .unwrap_or(1.0),
+                    beta_fast: number("yarn_beta_fast")?.unwrap_or(32.0),
+                    beta_slow: number("yarn_beta_slow")?.unwrap_or(1.0),
                     truncate: self.arch.gguf_yarn_truncate,
                     magnitude: (Yarn::magnitude(factor, all_dim.map(own_and_all))
                         * magnitude.unwrap_or(1.0)) as f32,

@@ -12,6 +12,14 @@ use crate::model::fields::Fields;
 /// Larger than any width or count of a model; a bound for what a file may make us allocate.
 const MAX_WIDTH: usize = 1 << 24;
 
+/// What llama.cpp's converter always writes and its loader wants: a file without it is broken, and a class's default a guess.
+const ALWAYS_IN_GGUF: [&str; 4] = [
+    "attention.layer_norm_rms_epsilon",
+    "attention.layer_norm_epsilon",
+    "expert_used_count",
+    "attention.scale",
+];
+
 /// Where fields come from.
 pub(super) enum Source<'a> {
     Hf(Value),
@@ -84,7 +92,19 @@ impl Reader<'_> {
                 }
             }
             Source::Gguf { metadata, prefix } => match key.gguf {
-                Some(suffix) => metadata.find_f64(&format!("{prefix}.{suffix}"))?,
+                Some(suffix) => {
+                    let name = format!("{prefix}.{suffix}");
+                    let found = metadata.find_f64(&name)?;
+                    if let Some(x) = found.filter(|x| !x.is_finite()) {
+                        return Err(Error::invalid(format!(
+                            "`{name}` is {x}, expected a number"
+                        )));
+                    }
+                    if ALWAYS_IN_GGUF.contains(&suffix) {
+                        return Ok(found);
+                    }
+                    found
+                }
                 None => None,
             },
         };
@@ -120,6 +140,23 @@ impl Reader<'_> {
                 (*written.unwrap_or(&key.hf[0])).to_owned()
             }
         }
+    }
+
+    /// Whether the file speaks of a field, if only to say `null`.
+    pub(super) fn is_written(&self, key: &Key) -> bool {
+        match &self.source {
+            Source::Hf(json) => key.hf.iter().any(|name| json.get(name).is_some()),
+            Source::Gguf { metadata, prefix } => key
+                .gguf
+                .is_some_and(|suffix| metadata.contains(&format!("{prefix}.{suffix}"))),
+        }
+    }
+
+    /// Whether the class knows a field: those that it does have a default.
+    pub(super) fn knows(&self, key: &Key) -> bool {
+        key.hf
+            .iter()
+            .any(|name| self.arch.default_of(name).is_some())
     }
 
     pub(super) fn missing(&self, key: &Key) -> Error {
@@ -174,7 +211,7 @@ impl Reader<'_> {
         if self.is_hf() {
             return self.find_positive(key);
         }
-        Ok(self.find_number(key)?.filter(|x| x.is_finite() && *x > 0.0))
+        Ok(self.find_number(key)?.filter(|x| *x > 0.0))
     }
 
     /// [`Self::find_multiplier`] as the forward pass wants it: 1 without one.

@@ -74,10 +74,13 @@ impl Reader<'_> {
 
     fn slides_by_rule(&self, layer: usize, rotates: bool) -> Result<bool> {
         let is_on = || Ok::<_, Error>(self.hf_flag("use_sliding_window")? == Some(true));
+        // Converters write 0 for none; a `config.json` says `null`.
         let has_window = || {
-            Ok(self
-                .find_number(&keys::SLIDING_WINDOW)?
-                .is_some_and(|w| w > 0.0))
+            if self.is_hf() {
+                return Ok(self.find_size(&keys::SLIDING_WINDOW)?.is_some());
+            }
+            let window = self.find_number(&keys::SLIDING_WINDOW)?;
+            Ok(window.is_some_and(|w| w > 0.0))
         };
         match self.arch.window {
             WindowRule::None => Ok(false),

@@ -163,6 +163,18 @@ impl GgufTokenizerData {
                 )));
             }
         }
+        for (key, id) in [
+            ("bos_token_id", self.bos),
+            ("eos_token_id", self.eos),
+            ("unknown_token_id", self.unk),
+            ("padding_token_id", self.pad),
+        ] {
+            if let Some(id) = id.filter(|id| *id as usize >= count) {
+                tracing::warn!(
+                    "`tokenizer.ggml.{key}` is {id}, but the file has {count} tokens: it is passed over"
+                );
+            }
+        }
         Ok(())
     }
 

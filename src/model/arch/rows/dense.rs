@@ -234,6 +234,7 @@ pub(in crate::model::arch) const PHI_3: Architecture = Architecture {
     gguf_pairing: Pairing::HalfSplit,
     window: WindowRule::Always,
     defaults: &[
+        ("partial_rotary_factor", 1.0),
         ("rope_theta", 10_000.0),
         ("rms_norm_eps", 1e-5),
         ("max_position_embeddings", 4096.0),
