@@ -4,6 +4,10 @@
 //! activations from the first-level cache as they multiply: of all shapes this one has the fewest instructions, and those are what
 //! is short where two threads share a core. Decoding waits for memory: its weights are one stream.
 #![allow(unsafe_code)]
+#![allow(
+    clippy::needless_range_loop,
+    reason = "an index stands for a row or lane in several arrays at once"
+)]
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -141,6 +145,9 @@ impl Task<'_> {
         for block in (0..self.count).step_by(BLOCK_ROWS) {
             let rows = block..self.count.min(block + BLOCK_ROWS);
             sums.set_len(rows.len() * self.m * SUM_LANES);
+            if self.k == 0 {
+                sums.fill(0.0);
+            }
             self.sum::<ENC>(rows.clone(), sums);
             for m in 0..self.m {
                 let at = (x_first + m) * cols + w_first + block;
@@ -195,7 +202,8 @@ unsafe fn finish_body<V: Simd>(sums: &[f32], stride: usize, out: &mut [f32]) {
     }
 }
 
-/// A part `w` of a weight row times the same part of `m` packed activation rows: adds to the partial sums `[m][16]`. /// They are the sums' first where `first` says so.
+/// A part `w` of a weight row times the same part of `m` packed activation rows: added to the partial sums `[m][16]`, or put in
+/// their place where it is the `first` part.
 fn add_products<const ENC: u8>(
     level: CpuLevel,
     w: &[u8],
