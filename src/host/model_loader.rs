@@ -273,6 +273,29 @@ mod tests {
     }
 
     #[test]
+    fn a_wish_for_sequences_never_gives_fewer_than_none() {
+        let mut config = long();
+        config.vocab_size = 50_000;
+        for limit in (22..80).map(|mib| mib << 20) {
+            let sequences = |max_num_seqs| {
+                let settings = LoadSettings {
+                    max_num_seqs,
+                    ..SETTINGS
+                };
+                let plan = loader(settings, None).plan_within(&config, 20 << 20, Some(limit));
+                plan.map_or(0, |plan| plan.max_num_seqs)
+            };
+            let unasked = sequences(None);
+            let mut before = 0;
+            for wish in [1, 4, 16, 64, 1000] {
+                let found = sequences(Some(wish));
+                assert!(found >= before.max(wish.min(unasked)), "{limit}: {wish}");
+                before = found;
+            }
+        }
+    }
+
+    #[test]
     fn what_can_never_fit_is_told_with_all_the_memory_there_is() {
         let error = loader(SETTINGS, None)
             .plan_within(&long(), 20 << 20, Some(20 << 20))

@@ -27,7 +27,7 @@ const MIN_CONTEXT: usize = 256;
 pub struct Wish {
     /// Tokens that one sequence can hold; the model's own context, as far as memory allows, without.
     pub context: Option<usize>,
-    /// Sequences that run at once; decided by the size of the pool without.
+    /// Sequences that run at once, as far as memory allows; decided by the size of the pool without.
     pub max_num_seqs: Option<usize>,
 }
 
@@ -78,9 +78,10 @@ pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) 
 
 /// Plans context, pool and number of sequences for `available` bytes, of which the weights take `weight_bytes`.
 ///
-/// The pool is planned for the sequences that were asked for (8 without a wish) with a full context each, and for two states
-/// each where there are recurrent layers; without a wish it takes at most half of what the weights leave, but always holds
-/// one sequence.
+/// A wish for sequences comes first: each of them has a row of logits, a block, and a state where there are recurrent layers,
+/// as far as memory goes beside one whole context. What is left is the pool's, up to a full context and two states for each.
+/// Without a wish the pool is planned for 8 sequences and takes at most half of what the weights leave, but always holds one
+/// sequence; the number of sequences then follows from it. A context that nobody asked for leaves room for their logits.
 ///
 /// # Errors
 /// `OutOfMemory`, with the numbers, when an explicit context does not fit, or not even 256 tokens would.
@@ -92,45 +93,29 @@ pub fn plan(
 ) -> Result<Plan> {
     let shape = config.cache_shape();
     let base_bytes = weight_bytes + activation_bytes(config, CHUNK_TOKENS, 1);
-    let free = available.saturating_sub(base_bytes);
-    let most_blocks =
-        free.saturating_sub(least_slots(&shape) * shape.slot_bytes()) / shape.block_bytes().max(1);
+    let room = Room {
+        shape: &shape,
+        free: available.saturating_sub(base_bytes),
+        row_bytes: (config.vocab_size * size_of::<f32>()).max(1),
+    };
     let own = wish.context.unwrap_or(config.max_context);
     let own = own.min(config.max_context);
-    let fits = most_blocks.saturating_mul(BLOCK_TOKENS);
+    let fits = room.most_context();
     let context = match wish.context {
         Some(_) => own,
-        None => own.min(fits),
+        None => own.min(room.context_beside_rows(wish)),
     };
     if context > fits || context < MIN_CONTEXT.min(own) {
         return Err(does_not_fit(config, weight_bytes, own, available));
     }
     let per_sequence = context.div_ceil(BLOCK_TOKENS);
-    let pool = Pool::plan(&shape, per_sequence, wish, free);
-    let most_seqs = match pool.num_slots {
-        0 => pool.num_blocks,
-        slots => slots.min(pool.num_blocks),
+    let (pool, max_num_seqs) = match wish.max_num_seqs {
+        Some(wanted) => room.divide(per_sequence, wanted),
+        None => room.divide_unasked(per_sequence),
     };
-    let max_num_seqs = match wish.max_num_seqs {
-        // More than there are blocks or states could never run at once.
-        Some(wanted) => wanted.clamp(1, most_seqs),
-        None => {
-            let seqs = (pool.num_blocks / BLOCKS_PER_SEQ).clamp(1, MOST_NUM_SEQS);
-            match pool.num_slots {
-                0 => seqs,
-                // The other half is for copies, which make up for preemptions and serve the next turn.
-                slots => seqs.min(slots / 2),
-            }
-        }
-    };
-    // Each of them needs a row of logits, the first of which is counted above.
-    let kv_bytes = pool.bytes(&shape);
-    let row_bytes = (config.vocab_size * size_of::<f32>()).max(1);
-    let rows = 1 + free.saturating_sub(kv_bytes) / row_bytes;
-    let max_num_seqs = max_num_seqs.min(rows);
     Ok(Plan {
         weight_bytes,
-        kv_bytes,
+        kv_bytes: pool.bytes(&shape),
         activation_bytes: activation_bytes(config, CHUNK_TOKENS, max_num_seqs),
         context,
         num_blocks: pool.num_blocks,
@@ -138,6 +123,83 @@ pub fn plan(
         state_interval: state_interval(&shape),
         max_num_seqs,
     })
+}
+
+/// What is to be divided between the pool and the logits of all sequences but the first.
+struct Room<'a> {
+    shape: &'a CacheShape,
+    /// Bytes that weights and the activations of a single sequence leave.
+    free: usize,
+    /// Bytes of one sequence's logits.
+    row_bytes: usize,
+}
+
+impl Room<'_> {
+    /// Tokens of the longest context that fits when one sequence has everything.
+    fn most_context(&self) -> usize {
+        let least = least_slots(self.shape) * self.shape.slot_bytes();
+        let blocks = self.free.saturating_sub(least) / self.shape.block_bytes().max(1);
+        blocks.saturating_mul(BLOCK_TOKENS)
+    }
+
+    /// Tokens of the longest context beside the logits and states of the sequences of `wish`. Those take at most half: a
+    /// context that shrinks to nothing is of no use to any number of sequences.
+    fn context_beside_rows(&self, wish: Wish) -> usize {
+        let others = wish.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS).max(1) - 1;
+        let each = self.row_bytes + self.shape.slot_bytes();
+        let reserved = others.saturating_mul(each).min(self.free / 2);
+        let beside = Room {
+            free: self.free - reserved,
+            ..*self
+        };
+        let least = MIN_CONTEXT.min(self.most_context());
+        beside.most_context().max(least)
+    }
+
+    /// Most sequences that could run at once beside one of `per_sequence` blocks, which fits.
+    ///
+    /// So many take their rows but one, a block each or one whole sequence, and a slot each or the least. Whichever of those
+    /// is more must fit, so all four combinations must.
+    fn most_sequences(&self, per_sequence: usize) -> usize {
+        let (block, slot) = (self.shape.block_bytes().max(1), self.shape.slot_bytes());
+        let blocks = [(per_sequence * block, 0), (0, block)];
+        let slots = [(least_slots(self.shape) * slot, 0), (0, slot)];
+        let bytes = self.free + self.row_bytes;
+        let mut most = usize::MAX;
+        for (blocks, per_block) in blocks {
+            for (slots, per_slot) in slots {
+                let left = bytes.saturating_sub(blocks + slots);
+                most = most.min(left / (self.row_bytes + per_block + per_slot));
+            }
+        }
+        most.max(1)
+    }
+
+    /// The pool and the number of sequences where `wanted` are to run at once.
+    fn divide(&self, per_sequence: usize, wanted: usize) -> (Pool, usize) {
+        let seqs = wanted.clamp(1, self.most_sequences(per_sequence));
+        let share = self.free.saturating_sub((seqs - 1) * self.row_bytes);
+        let least = Pool::least(self.shape, per_sequence, seqs);
+        (
+            Pool::plan(self.shape, per_sequence, seqs, least, share),
+            seqs,
+        )
+    }
+
+    /// The pool and the number of sequences where nobody said how many.
+    fn divide_unasked(&self, per_sequence: usize) -> (Pool, usize) {
+        let least = Pool::least(self.shape, per_sequence, 1);
+        let share = (self.free / 2).max(least.bytes(self.shape));
+        let pool = Pool::plan(self.shape, per_sequence, DEFAULT_NUM_SEQS, least, share);
+        let seqs = (pool.num_blocks / BLOCKS_PER_SEQ).clamp(1, MOST_NUM_SEQS);
+        let seqs = match pool.num_slots {
+            0 => seqs,
+            // The other half is for copies, which make up for preemptions and serve the next turn.
+            slots => seqs.min(slots / 2),
+        };
+        let rows = 1 + self.free.saturating_sub(pool.bytes(self.shape)) / self.row_bytes;
+        (pool, seqs.min(rows))
+    }
 }
 
 fn least_slots(shape: &CacheShape) -> usize {
@@ -163,29 +225,44 @@ struct Pool {
 }
 
 impl Pool {
-    /// For sequences of `per_sequence` blocks, in `free` bytes that hold one of them at least.
-    fn plan(shape: &CacheShape, per_sequence: usize, wish: Wish, free: usize) -> Self {
-        let seqs = wish.max_num_seqs.unwrap_or(DEFAULT_NUM_SEQS);
-        let share = match wish.max_num_seqs {
-            Some(_) => free,
-            None => free / 2,
+    /// Without which `seqs` sequences, one of them of `per_sequence` blocks, could not run at once.
+    fn least(shape: &CacheShape, per_sequence: usize, seqs: usize) -> Self {
+        let num_slots = match least_slots(shape) {
+            0 => 0,
+            least => least.max(seqs),
         };
+        Self {
+            num_blocks: per_sequence.max(seqs),
+            num_slots,
+        }
+    }
+
+    /// For `seqs` sequences of `per_sequence` blocks, in `share` bytes, which hold `least`.
+    fn plan(
+        shape: &CacheShape,
+        per_sequence: usize,
+        seqs: usize,
+        least: Self,
+        share: usize,
+    ) -> Self {
         let (block_bytes, slot_bytes) = (shape.block_bytes().max(1), shape.slot_bytes());
         let blocks = per_sequence.saturating_mul(seqs);
+        let room = share.saturating_sub(least.num_slots * slot_bytes) / block_bytes;
         if slot_bytes == 0 {
             return Self {
-                num_blocks: blocks.min(share / block_bytes).max(per_sequence),
+                num_blocks: blocks.min(room).max(least.num_blocks),
                 num_slots: 0,
             };
         }
         let slots = (seqs.saturating_mul(2)).saturating_add(blocks / state_interval(shape));
         let wanted = blocks as f64 * block_bytes as f64 + slots as f64 * slot_bytes as f64;
         let part = (share as f64 / wanted).min(1.0);
-        let num_blocks = ((blocks as f64 * part) as usize).max(per_sequence);
+        let num_blocks = (blocks as f64 * part) as usize;
+        let num_blocks = num_blocks.min(room).max(least.num_blocks);
         let room = share.saturating_sub(num_blocks * block_bytes) / slot_bytes;
         Self {
             num_blocks,
-            num_slots: slots.min(room).max(LEAST_SLOTS),
+            num_slots: slots.min(room).max(least.num_slots),
         }
     }
 

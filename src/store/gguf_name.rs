@@ -157,8 +157,8 @@ fn is_quantisation(word: &str) -> bool {
     })
 }
 
-/// The stem as an id shows it: where it begins with the folder's name (less `-GGUF`), the folder's spelling wins and the
-/// rest is upper-cased; otherwise the stem as it is.
+/// The stem as an id shows it: where it begins with the words of the folder's name (less `-GGUF`), the folder's spelling wins
+/// and the rest is upper-cased; otherwise the stem as it is.
 pub fn canonical_stem(stem: &str, folder: &str) -> String {
     let base = match folder
         .len()
@@ -175,7 +175,11 @@ pub fn canonical_stem(stem: &str, folder: &str) -> String {
         _ => folder,
     };
     match (stem.get(..base.len()), stem.get(base.len()..)) {
-        (Some(head), Some(rest)) if head.to_lowercase() == base.to_lowercase() => {
+        (Some(head), Some(rest))
+            if head.to_lowercase() == base.to_lowercase()
+                // Not `sm` of `small`: that is another name, and no part of it a quantisation.
+                && (rest.is_empty() || rest.starts_with(['-', '_', '.'])) =>
+        {
             format!("{base}{}", rest.to_uppercase())
         }
         _ => stem.to_owned(),
@@ -276,6 +280,16 @@ mod tests {
             ("smollm2", "smollm2", "smollm2"),
             ("a", "-GGUF", "a"),
             ("éa-q4_0", "Éa-GGUF", "Éa-Q4_0"),
+            ("tiny_q8_0", "Tiny", "Tiny_Q8_0"),
+            ("tiny.q8_0", "Tiny", "Tiny.Q8_0"),
+            // The folder's name is the beginning of a word only.
+            ("small-model", "sm", "small-model"),
+            (
+                "SmolLM2-135M-Instruct.Q4_1",
+                "smol",
+                "SmolLM2-135M-Instruct.Q4_1",
+            ),
+            ("qwen3-4b-q4_0", "Qwen-GGUF", "qwen3-4b-q4_0"),
         ];
         for (stem, folder, expected) in cases {
             assert_eq!(canonical_stem(stem, folder), expected);

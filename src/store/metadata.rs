@@ -12,6 +12,7 @@ use crate::formats::gguf::Metadata;
 use crate::formats::gguf::header::{self, Value};
 use crate::formats::gguf::meta::HeaderBytes;
 use crate::formats::mmap::Mapping;
+use crate::formats::safetensors::is_shard_name;
 
 /// `architectures[0]` of the folder's `config.json`.
 pub fn config_architecture(dir: &Path) -> Option<String> {
@@ -19,21 +20,29 @@ pub fn config_architecture(dir: &Path) -> Option<String> {
     Some(printable(config.get("architectures")?.get(0)?.as_str()?))
 }
 
-/// The shards and the `total_size` that the folder's safetensors index names.
+/// The shards and the `total_size` that the folder's safetensors index names. `None` where the loader will not use the index:
+/// it goes by a single file, and refuses paths that lead elsewhere, which no download can bring.
 pub fn safetensors_index(dir: &Path) -> Option<(BTreeSet<String>, u64)> {
+    if dir.join("model.safetensors").exists() {
+        return None;
+    }
     let index: Json =
         serde_json::from_slice(&read_small_file(&dir.join("model.safetensors.index.json"))?)
             .ok()?;
-    let shards = index
+    let shards: BTreeSet<String> = index
         .get("weight_map")?
         .as_object()?
         .values()
-        .filter_map(|shard| shard.as_str().map(str::to_owned));
+        .filter_map(|shard| shard.as_str().map(str::to_owned))
+        .collect();
+    if !shards.iter().all(|shard| is_shard_name(shard)) {
+        return None;
+    }
     let total = index
         .get("metadata")
         .and_then(|metadata| metadata.get("total_size"))
         .and_then(Json::as_u64);
-    Some((shards.collect(), total.unwrap_or(0)))
+    Some((shards, total.unwrap_or(0)))
 }
 
 /// `general.architecture` of a GGUF file.

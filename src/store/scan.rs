@@ -520,6 +520,29 @@ mod tests {
     }
 
     #[test]
+    fn an_index_is_no_reason_to_miss_files_beside_a_single_file_or_outside_the_folder() {
+        let root = tempfile::tempdir().unwrap();
+        let index = br#"{"metadata": {"total_size": 100}, "weight_map": {"a": "m-1.safetensors"}}"#;
+        write(root.path(), "u/single/config.json", CONFIG);
+        write(root.path(), "u/single/model.safetensors.index.json", index);
+        write(root.path(), "u/single/model.safetensors", &[0; 50]);
+        // No pull brings these: that the paths are not allowed is for the loader to say.
+        for (model, path) in [("up", "../x.safetensors"), ("root", "/x.safetensors")] {
+            let index = format!(
+                r#"{{"metadata": {{"total_size": 100}}, "weight_map": {{"a": "{path}", "b": "m-1.safetensors"}}}}"#
+            );
+            let file = |name: &str| format!("u/{model}/{name}");
+            write(root.path(), &file("config.json"), CONFIG);
+            let index_file = file("model.safetensors.index.json");
+            write(root.path(), &index_file, index.as_bytes());
+            write(root.path(), &file("m-1.safetensors"), &[0; 50]);
+        }
+        for model in scan(root.path()).unwrap() {
+            assert_eq!(model.missing, [""; 0], "{}", model.id);
+        }
+    }
+
+    #[test]
     fn a_file_shorter_than_its_download_record_is_incomplete() {
         let root = tempfile::tempdir().unwrap();
         write(root.path(), "u/m/m-Q4_0.gguf", b"12");

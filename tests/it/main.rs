@@ -26,6 +26,7 @@ mod hybrid;
 mod layering;
 mod models;
 mod openai_api;
+mod planned_sequences;
 mod refusals;
 mod run_once;
 mod run_repl;

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use crate::error::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = "model.safetensors";
 /// Real indexes stay under a tenth of this.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
@@ -55,11 +56,13 @@ impl Checkpoint {
 }
 
 /// What a checkpoint's files are called, for hints.
-pub(in crate::formats) const CHECKPOINT_NAMES: &str = "`model.safetensors.index.json`, `model.safetensors`, `model-*.safetensors` or `consolidated.safetensors`";
+pub(in crate::formats) const CHECKPOINT_NAMES: &str = "`model.safetensors`, `model.safetensors.index.json`, `model-*.safetensors` or `consolidated.safetensors`";
 
 /// The files by whose names `folder` holds a safetensors checkpoint: the index, or the weights. Empty when it holds none.
+///
+/// A single file comes before an index, as in transformers.
 pub(in crate::formats) fn find_checkpoint(folder: &Path) -> Result<Vec<PathBuf>> {
-    for name in [INDEX, "model.safetensors"] {
+    for name in [SINGLE, INDEX] {
         let file = folder.join(name);
         if file.exists() {
             return Ok(vec![file]);
@@ -89,7 +92,14 @@ pub(super) fn find_files(path: &Path) -> Result<Checkpoint> {
     let files = find_checkpoint(path)?;
     match files.first() {
         Some(first) if first.ends_with(INDEX) => read_index(first),
-        Some(_) => {
+        Some(first) => {
+            let ignored = path.join(INDEX);
+            if first.ends_with(SINGLE) && ignored.exists() {
+                tracing::warn!(
+                    "`{}` is ignored: `{SINGLE}` lies beside it and is loaded",
+                    ignored.display()
+                );
+            }
             check_all_numbered(path, &files)?;
             Ok(without_index(files))
         }
@@ -156,7 +166,7 @@ fn read_index(index: &Path) -> Result<Checkpoint> {
     let mut files = BTreeSet::new();
     let mut weight_map = HashMap::with_capacity(json.weight_map.len());
     for (name, file) in json.weight_map {
-        let path = shard_path(index, &file).map_err(cannot_read)?;
+        let path = shard_path(index, &name, &file).map_err(cannot_read)?;
         files.insert(path.clone());
         weight_map.insert(name, path);
     }
@@ -176,15 +186,20 @@ fn read_index(index: &Path) -> Result<Checkpoint> {
     }
 }
 
+/// Whether an index may name `file`: a `.safetensors` file without a folder.
+pub fn is_shard_name(file: &str) -> bool {
+    file.ends_with(".safetensors") && !file.contains(['/', '\\', '\0', ':'])
+}
+
 /// A file beside the index; an index has no business anywhere else.
-fn shard_path(index: &Path, file: &str) -> Result<PathBuf> {
-    let plain = file.ends_with(".safetensors") && !file.contains(['/', '\\', '\0', ':']);
-    if plain {
+fn shard_path(index: &Path, tensor: &str, file: &str) -> Result<PathBuf> {
+    if is_shard_name(file) {
         Ok(index.with_file_name(file))
     } else {
         Err(Error::invalid(format!(
-            "it names `{}`, which is not a `.safetensors` file beside it",
-            file.escape_debug()
+            "the path `{}` of tensor `{}` is not allowed: it names no `.safetensors` file beside the index",
+            file.escape_debug(),
+            tensor.escape_debug()
         )))
     }
 }

@@ -11,6 +11,7 @@ mod tests;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use self::index::is_shard_name;
 pub(super) use self::index::{CHECKPOINT_NAMES, find_checkpoint};
 pub use self::shards::{TensorPlace, parse_header};
 
@@ -29,7 +30,7 @@ pub struct SafetensorsFolder {
 impl SafetensorsFolder {
     /// Opens the checkpoint at `path`: a folder, or one `.safetensors` file.
     ///
-    /// In a folder `model.safetensors.index.json` names the files; else they are `model.safetensors`, else every
+    /// In a folder that is `model.safetensors`, else the files that `model.safetensors.index.json` names, else every
     /// `model-*.safetensors`, else `consolidated.safetensors`.
     ///
     /// # Errors

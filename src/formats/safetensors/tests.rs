@@ -1,4 +1,6 @@
 use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::Mutex;
 
 use super::*;
 use crate::error::ErrorKind;
@@ -37,6 +39,27 @@ fn folder_of(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         .iter()
         .for_each(|(name, bytes)| std::fs::write(folder.path().join(name), bytes).unwrap());
     folder
+}
+
+/// What was logged.
+#[derive(Clone, Default)]
+struct Written(Arc<Mutex<Vec<u8>>>);
+
+impl Written {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Written {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 #[track_caller]
@@ -96,7 +119,7 @@ fn the_index_decides_which_files_are_read() {
     );
     let folder = folder_of(&[
         ("model.safetensors.index.json", index.as_bytes()),
-        ("model.safetensors", &stale),
+        ("model-1.safetensors", &stale),
         ("x-1.safetensors", &one),
         ("x-2.safetensors", &two),
     ]);
@@ -108,6 +131,33 @@ fn the_index_decides_which_files_are_read() {
         .collect();
     assert_eq!(names, ["b", "a", "extra"]);
     assert_eq!(opened.paths().len(), 2);
+}
+
+#[test]
+fn a_single_file_is_read_whatever_an_index_beside_it_says() {
+    let (whole, part) = (file_of(&[("a", 1), ("b", 1)]), file_of(&[("a", 2)]));
+    let good = index_of(&[("a", "x-1.safetensors")]);
+    let outside = index_of(&[("a", "../x-1.safetensors")]);
+    for index in [&good, &outside, "no JSON"] {
+        let folder = folder_of(&[
+            ("model.safetensors.index.json", index.as_bytes()),
+            ("x-1.safetensors", &part),
+            ("model.safetensors", &whole),
+        ]);
+        let written = Written::default();
+        let writer = written.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .finish();
+        let opened = tracing::subscriber::with_default(subscriber, || {
+            crate::formats::open(folder.path()).unwrap()
+        });
+        assert_eq!(opened.tensors().len(), 2);
+        let said = written.text();
+        let warnings = said.lines().filter(|line| line.contains("WARN"));
+        assert_eq!(warnings.count(), 1, "{said}");
+        assert!(said.contains("model.safetensors.index.json"), "{said}");
+    }
 }
 
 #[test]
@@ -189,7 +239,10 @@ fn an_index_that_does_not_fit_the_files_is_refused() {
         check(
             &[("a", outside)],
             ErrorKind::Invalid,
-            "not a `.safetensors` file beside it",
+            &format!(
+                "the path `{}` of tensor `a` is not allowed",
+                outside.escape_debug()
+            ),
         );
     }
     for text in [

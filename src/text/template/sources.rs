@@ -16,9 +16,10 @@ const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
 impl TemplateSources {
-    /// Adds a template unless one of this name is already known.
+    /// Adds a template unless one of this name is already known. One of blanks would render every chat to an empty prompt: it
+    /// counts as absent.
     fn add(&mut self, name: &str, source: &str) {
-        if self.find(name).is_none() {
+        if !source.trim().is_empty() && self.find(name).is_none() {
             self.0.push((name.to_string(), source.to_string()));
         }
     }
@@ -123,6 +124,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::formats::gguf::GgufFile;
 
     #[test]
     fn a_jinja_file_comes_before_the_configuration_and_a_list_has_a_tool_variant() {
@@ -145,6 +147,50 @@ mod tests {
             (sources.find(DEFAULT), sources.find(TOOL_USE)),
             (Some("new"), Some("tools"))
         );
+    }
+
+    #[test]
+    fn a_template_of_blanks_is_none_wherever_it_stands() {
+        for blank in ["", " \n\t"] {
+            let folder = tempfile::tempdir().unwrap();
+            let write = |name: &str, text: &str| {
+                std::fs::write(folder.path().join(name), text).unwrap();
+            };
+            let read = || TemplateSources::from_folder(folder.path()).unwrap();
+            write("chat_template.jinja", blank);
+            let config = json!({ "chat_template": blank }).to_string();
+            write("tokenizer_config.json", &config);
+            assert!(read().compile().unwrap().is_none());
+            let list = [json!({"name": "default", "template": blank})];
+            let config = json!({ "chat_template": list }).to_string();
+            write("tokenizer_config.json", &config);
+            assert!(read().compile().unwrap().is_none());
+            // What is absent in one place may stand in the next.
+            let config = json!({ "chat_template": "real" }).to_string();
+            write("tokenizer_config.json", &config);
+            assert_eq!(read().find(DEFAULT), Some("real"));
+
+            let file = folder.path().join("m.gguf");
+            std::fs::write(&file, gguf_with("tokenizer.chat_template", blank)).unwrap();
+            let opened = GgufFile::open(&file).unwrap();
+            let sources = TemplateSources::from_metadata(opened.metadata()).unwrap();
+            assert!(sources.compile().unwrap().is_none());
+        }
+    }
+
+    /// A GGUF file without tensors whose only key is this text.
+    fn gguf_with(key: &str, text: &str) -> Vec<u8> {
+        let string = |text: &str| {
+            let len = (text.len() as u64).to_le_bytes();
+            [&len, text.as_bytes()].concat()
+        };
+        let counts = [0_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat();
+        let (version, kind) = (3_u32.to_le_bytes(), 8_u32.to_le_bytes());
+        let (key, text) = (string(key), string(text));
+        let parts: [&[u8]; 6] = [b"GGUF", &version, &counts, &key, &kind, &text];
+        let mut file = parts.concat();
+        file.resize(file.len().next_multiple_of(32), 0);
+        file
     }
 
     #[test]
