@@ -60,7 +60,7 @@ impl Plan {
 }
 
 /// Activation bytes of a step of `tokens` tokens: the widest moment of a layer (residual, norm, mixer, feed-forward, all
-/// F32, and one 8-bit copy), and `logit_rows` rows of logits.
+/// F32, and a copy of a product's input in the order of its kernel), and `logit_rows` rows of logits.
 pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) -> usize {
     let layers = || config.layers.iter();
     let mixer = layers().map(|l| l.mixer.activation_width()).max();
@@ -73,7 +73,7 @@ pub fn activation_bytes(config: &ModelConfig, tokens: usize, logit_rows: usize) 
     let widest = mixer.unwrap_or(0) + feed_forward.unwrap_or(0);
     let per_token = 3 * config.hidden_size + inputs + widest;
     let logits = logit_rows * config.vocab_size * size_of::<f32>();
-    tokens * per_token * size_of::<f32>() * 5 / 4 + logits
+    tokens * per_token * size_of::<f32>() * 3 / 2 + logits
 }
 
 /// Plans context, pool and number of sequences for `available` bytes, of which the weights take `weight_bytes`.

@@ -282,7 +282,7 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
                 let records = unpacked.0.as_ptr();
                 let groups = count * format.groups_per_block();
                 // The next window comes while the first tile passes over this one.
-                let next = if t == 0 { at } else { std::ptr::null() };
+                let next = (t == 0).then_some(at);
                 add_expanded::<V, F>(records, groups, next, &mut walks[t], &mut chains);
                 store::<V, TILE_ROWS>(&chains, &mut sums.0[t]);
             }
@@ -291,12 +291,12 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
     }
 }
 
-/// Adds `groups` records of two expanded panels to the chains of a tile, while as many packed ones come from `next` on unless it is null.
+/// Adds `groups` records of two expanded panels to the chains of a tile, while as many packed ones are fetched from `next` on.
 #[inline(always)]
 unsafe fn add_expanded<V: Simd, const F: u8>(
     records: *const u8,
     groups: usize,
-    next: *const u8,
+    next: Option<*const u8>,
     x: &mut Rows<'_>,
     sums: &mut [[V::F32; PANELS]; TILE_ROWS],
 ) {
@@ -305,7 +305,7 @@ unsafe fn add_expanded<V: Simd, const F: u8>(
     unsafe {
         let mut at = records;
         for g in 0..groups {
-            if !next.is_null() {
+            if let Some(next) = next {
                 let records = const { PANELS * format_of(F).record_bytes() };
                 prefetch_records::<V, F>(next.wrapping_add(g * records));
             }
@@ -329,7 +329,7 @@ unsafe fn expanded_body<V: Simd, const F: u8>(
     unsafe {
         let mut sums = [[V::splat(0.0); PANELS]; TILE_ROWS];
         let x = &mut Rows::new(tile);
-        add_expanded::<V, F>(panels, groups, std::ptr::null(), x, &mut sums);
+        add_expanded::<V, F>(panels, groups, None, x, &mut sums);
         store::<V, TILE_ROWS>(&sums, y);
     }
 }
