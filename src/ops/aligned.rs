@@ -58,7 +58,7 @@ impl<T: Copy + Default> Aligned<T> {
         self.len = len;
     }
 
-    /// At least `len` numbers.
+    /// At least `len` numbers; where they were fewer, all have unspecified values.
     pub fn grow_to(&mut self, len: usize) {
         self.set_len(self.len.max(len));
     }

@@ -145,9 +145,6 @@ impl Task<'_> {
         for block in (0..self.count).step_by(BLOCK_ROWS) {
             let rows = block..self.count.min(block + BLOCK_ROWS);
             sums.set_len(rows.len() * self.m * SUM_LANES);
-            if self.k == 0 {
-                sums.fill(0.0);
-            }
             self.sum::<ENC>(rows.clone(), sums);
             for m in 0..self.m {
                 let at = (x_first + m) * cols + w_first + block;
@@ -163,7 +160,8 @@ impl Task<'_> {
     fn sum<const ENC: u8>(&self, rows: Range<usize>, sums: &mut [f32]) {
         let (m, size) = (self.m, element_bytes(ENC));
         let part = (X_BYTES / (m * 4)).next_multiple_of(SUM_LANES);
-        for from in (0..self.k).step_by(part) {
+        // A row without elements has a part too: the sums must be written.
+        for from in (0..self.k.max(1)).step_by(part) {
             let k = part.min(self.k - from);
             let x = &self.x[from * m..][..k.next_multiple_of(SUM_LANES) * m];
             for (row, sums) in rows.clone().zip(sums.chunks_exact_mut(m * SUM_LANES)) {

@@ -5,12 +5,10 @@
     reason = "an index stands for a row or lane in several arrays at once"
 )]
 
-use super::activations::{ROW_WORDS, TILE_ROWS, Tile, word};
-use super::groups::{
-    CHUNKS, ExpandedGroup, Factors, Group, Header, PackedGroup, expand_group, format_of,
-};
-use super::layout::{Codes, Format, MAX_EXPANDED_BYTES, PANEL_ROWS, Scheme};
-use super::matrices::dots_of_matrices;
+use super::activations::{ROW_WORDS, TILE_ROWS, Tile};
+use super::dots::add_group;
+use super::groups::{ExpandedGroup, Group, Header, PackedGroup, expand_group, format_of};
+use super::layout::{Format, MAX_EXPANDED_BYTES, PANEL_ROWS};
 use crate::ops::aligned::Lined;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, simd_kernel};
@@ -186,26 +184,6 @@ unsafe fn packed_row_body<V: Simd, const F: u8>(
     unsafe { packed_body::<V, F, 1>(panels, blocks, tile, y) }
 }
 
-/// How many chunks fit into an accumulator before it must be widened (see `Simd::acc_add`).
-const fn chunks_per_acc(format: Format) -> usize {
-    match format.codes() {
-        Codes::Nibbles => match format.scheme() {
-            Scheme::KScale16 { .. } | Scheme::KScaleMin16 => 4,
-            _ => 8,
-        },
-        // Recentred, five bits are at most 16, and six bits at most 32 in half the chunks.
-        Codes::NibblesBits => match format.scheme() {
-            Scheme::Scale { zero_log2: Some(4) } => 8,
-            _ => 4,
-        },
-        Codes::NibblesPairs | Codes::PairsBits | Codes::Pairs => 4,
-        // Recentred, they are at most 12.
-        Codes::Levels => 8,
-        // Not accumulated in 16 bits at all.
-        Codes::Bytes | Codes::Table => 8,
-    }
-}
-
 #[inline(always)]
 unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
     panels: *const u8,
@@ -273,21 +251,20 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
         let mut at = panels;
         let mut walks: [Rows<'_>; FEW_TILES] =
             std::array::from_fn(|t| Rows::new(&tiles[t.min(tiles.len() - 1)]));
-        let mut sums = Lined([Sums::default(); FEW_TILES]);
+        y.fill(Sums::default());
         for first in (0..blocks).step_by(window) {
             let count = window.min(blocks - first);
             at = expand_blocks::<V, F>(at, count, unpacked.0.as_mut_ptr());
             for t in 0..tiles.len() {
-                let mut chains = load_sums::<V, TILE_ROWS>(&sums.0[t]);
+                let mut chains = load_sums::<V, TILE_ROWS>(&y[t]);
                 let records = unpacked.0.as_ptr();
                 let groups = count * format.groups_per_block();
                 // The next window comes while the first tile passes over this one.
                 let next = (t == 0).then_some(at);
                 add_expanded::<V, F>(records, groups, next, &mut walks[t], &mut chains);
-                store::<V, TILE_ROWS>(&chains, &mut sums.0[t]);
+                store::<V, TILE_ROWS>(&chains, &mut y[t]);
             }
         }
-        y.copy_from_slice(&sums.0[..y.len()]);
     }
 }
 
@@ -424,136 +401,6 @@ unsafe fn expand_blocks<V: Simd, const F: u8>(
             }
         }
         at
-    }
-}
-
-/// Adds one group of two panels to the chains of `M` rows.
-#[inline(always)]
-unsafe fn add_group<V: Simd, G: Group<V>, const F: u8, const M: usize>(
-    group: &[G; PANELS],
-    x: *const i32,
-    sums: &mut [[V::F32; PANELS]; M],
-) {
-    // SAFETY: `x` has the words of `M` rows; the groups are the caller's duty.
-    unsafe {
-        let factors = [group[0].factors(), group[1].factors()];
-        let dots = dots::<V, G, F, M>(group, &factors, x);
-        let splat = |kind: usize, m: usize| V::splat(x.add(kind * M + m).cast::<f32>().read());
-        for m in 0..M {
-            let scale = splat(word::SCALE, m);
-            for p in 0..PANELS {
-                let f = &factors[p];
-                let sum = &mut sums[m][p];
-                *sum = V::fma(V::mul(f.scale, scale), V::to_f32(dots[m][p]), *sum);
-                match const { format_of(F).scheme() } {
-                    Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::KScale16 { .. } => {}
-                    Scheme::ScaleMin | Scheme::KScaleMin => {
-                        *sum = V::fma(f.min, splat(word::SCALED_SUM, m), *sum);
-                    }
-                    Scheme::KScaleMin16 => {
-                        let halves = V::splat_i32(x.add(word::HALF_SUMS * M + m).read());
-                        let min = V::to_f32(V::madd_i16(f.mins, halves));
-                        *sum = V::fma(V::mul(f.min, scale), min, *sum);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Integer dot products of a group with `M` rows, zero point subtracted: times the 16-feature scales where the format has them.
-#[inline(always)]
-unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
-    group: &[G; PANELS],
-    factors: &[Factors<V>; PANELS],
-    x: *const i32,
-) -> [[V::I32; PANELS]; M] {
-    let format = const { format_of(F) };
-    let step = const { chunks_per_acc(format_of(F)) };
-    // SAFETY: the words of chunk c lie at `c M`.
-    unsafe {
-        let mut totals = [[V::splat_i32(0); PANELS]; M];
-        // Where chunks are yet to be joined, that costs one or two rows more than matrices save.
-        if V::MATRICES && (G::JOINED || M > 2) {
-            if M > 1 {
-                return dots_of_matrices::<V, G, F, M, M>(group, factors, x);
-            }
-            // Half of the sums are for nothing, and as many instructions as without matrices.
-            let twice = dots_of_matrices::<V, G, F, 2, 1>(group, factors, x);
-            totals[0] = twice[0];
-            return totals;
-        }
-        if matches!(format.codes(), Codes::Bytes | Codes::Table) {
-            for c in 0..CHUNKS {
-                let weights = [group[0].chunk(c), group[1].chunk(c)];
-                for m in 0..M {
-                    let four = V::splat4(x.add(c * M + m).cast());
-                    for p in 0..PANELS {
-                        totals[m][p] = V::dot_i8(totals[m][p], weights[p], four);
-                    }
-                }
-            }
-            return totals;
-        }
-        let by_half = matches!(
-            format.scheme(),
-            Scheme::KScale16 { .. } | Scheme::KScaleMin16
-        );
-        for part in 0..CHUNKS / step {
-            let mut accs: [[V::Acc; PANELS]; M] =
-                std::array::from_fn(|m| [start::<V, F, M>(x, part * step, m); PANELS]);
-            for c in part * step..(part + 1) * step {
-                let weights = [group[0].chunk(c), group[1].chunk(c)];
-                V::acc_add_rows(&mut accs, weights, x.add(c * M));
-            }
-            for m in 0..M {
-                for p in 0..PANELS {
-                    let sum = if by_half {
-                        V::acc_widen_scaled(
-                            accs[m][p],
-                            factors[p].halves[part * step / (CHUNKS / 2)],
-                        )
-                    } else {
-                        V::acc_widen(accs[m][p])
-                    };
-                    totals[m][p] = if part == 0 {
-                        sum
-                    } else {
-                        V::add_i32(totals[m][p], sum)
-                    };
-                }
-            }
-        }
-        totals
-    }
-}
-
-/// What an accumulator starts with at chunk `c`: minus the zero point times the activations it belongs to, where that begins.
-///
-/// Sums of products with recentred codes stay within 16 bits, and what wraps on the way comes back.
-#[inline(always)]
-pub(super) unsafe fn start<V: Simd, const F: u8, const M: usize>(
-    x: *const i32,
-    c: usize,
-    m: usize,
-) -> V::Acc {
-    // SAFETY: the words of `M` rows.
-    unsafe {
-        let all = x.add(word::NEG_PAIRS * M + m);
-        let half = x.add((word::NEG_PAIRS_HALVES + c / (CHUNKS / 2)) * M + m);
-        match const { format_of(F).scheme() } {
-            Scheme::Scale { zero_log2: Some(3) } if c == 0 => V::acc_start::<0>(all),
-            Scheme::Scale { zero_log2: Some(4) } | Scheme::Exponent { zero_log2: 4 } if c == 0 => {
-                V::acc_start::<1>(all)
-            }
-            Scheme::KScale16 { zero_log2: 5 } if c.is_multiple_of(CHUNKS / 2) => {
-                V::acc_start::<5>(half)
-            }
-            Scheme::KScale16 { zero_log2: 2 } if c.is_multiple_of(CHUNKS / 2) => {
-                V::acc_start::<2>(half)
-            }
-            _ => V::acc_zero(),
-        }
     }
 }
 

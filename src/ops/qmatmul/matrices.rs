@@ -6,7 +6,8 @@
     reason = "an index stands for a row or lane in several arrays at once"
 )]
 
-use super::cpu::{PANELS, start};
+use super::cpu::PANELS;
+use super::dots::start;
 use super::groups::{CHUNKS, Factors, Group, format_of};
 use super::layout::Scheme;
 use crate::ops::simd::Simd;

@@ -13,6 +13,7 @@
 mod activations;
 mod bits;
 mod cpu;
+mod dots;
 mod groups;
 mod layout;
 mod matrices;
