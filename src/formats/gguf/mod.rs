@@ -9,7 +9,7 @@ mod shards;
 mod tensors;
 
 #[cfg(test)]
-mod sample;
+pub(crate) mod sample;
 #[cfg(test)]
 mod tests;
 

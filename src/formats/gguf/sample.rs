@@ -1,52 +1,52 @@
 //! A writer of small GGUF files for tests, which can also lie.
 
 /// Number of a value type in the file.
-pub(super) mod kind {
-    pub(in crate::formats::gguf) const U8: u32 = 0;
-    pub(in crate::formats::gguf) const I16: u32 = 3;
-    pub(in crate::formats::gguf) const U32: u32 = 4;
-    pub(in crate::formats::gguf) const I32: u32 = 5;
-    pub(in crate::formats::gguf) const F32: u32 = 6;
-    pub(in crate::formats::gguf) const BOOL: u32 = 7;
-    pub(in crate::formats::gguf) const STRING: u32 = 8;
-    pub(in crate::formats::gguf) const ARRAY: u32 = 9;
-    pub(in crate::formats::gguf) const U64: u32 = 10;
-    pub(in crate::formats::gguf) const I64: u32 = 11;
-    pub(in crate::formats::gguf) const F64: u32 = 12;
+pub(crate) mod kind {
+    pub(crate) const U8: u32 = 0;
+    pub(crate) const I16: u32 = 3;
+    pub(crate) const U32: u32 = 4;
+    pub(crate) const I32: u32 = 5;
+    pub(crate) const F32: u32 = 6;
+    pub(crate) const BOOL: u32 = 7;
+    pub(crate) const STRING: u32 = 8;
+    pub(crate) const ARRAY: u32 = 9;
+    pub(crate) const U64: u32 = 10;
+    pub(crate) const I64: u32 = 11;
+    pub(crate) const F64: u32 = 12;
 }
 
 /// What one tensor entry says; `data` may disagree with it.
 #[derive(Clone)]
-pub(super) struct Tensor {
-    pub(super) name: Vec<u8>,
-    pub(super) dims: Vec<u64>,
-    pub(super) ggml_type: u32,
+pub(crate) struct Tensor {
+    pub(crate) name: Vec<u8>,
+    pub(crate) dims: Vec<u64>,
+    pub(crate) ggml_type: u32,
     /// `None`: where the writer puts the data.
-    pub(super) offset: Option<u64>,
-    pub(super) data: Vec<u8>,
+    pub(crate) offset: Option<u64>,
+    pub(crate) data: Vec<u8>,
 }
 
 /// The parts of a file, each of which a test may set to nonsense before [`Sample::bytes`] puts them together.
 #[derive(Clone)]
-pub(super) struct Sample {
-    pub(super) version: u32,
+pub(crate) struct Sample {
+    pub(crate) version: u32,
     /// Key, type number, encoded value.
-    pub(super) entries: Vec<(Vec<u8>, u32, Vec<u8>)>,
-    pub(super) tensors: Vec<Tensor>,
+    pub(crate) entries: Vec<(Vec<u8>, u32, Vec<u8>)>,
+    pub(crate) tensors: Vec<Tensor>,
     /// What the header claims, when not the truth.
-    pub(super) num_entries: Option<u64>,
-    pub(super) num_tensors: Option<u64>,
-    pub(super) alignment: usize,
+    pub(crate) num_entries: Option<u64>,
+    pub(crate) num_tensors: Option<u64>,
+    pub(crate) alignment: usize,
 }
 
 /// Length and bytes.
-pub(super) fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
+pub(crate) fn string(text: impl AsRef<[u8]>) -> Vec<u8> {
     let text = text.as_ref();
     [&(text.len() as u64).to_le_bytes(), text].concat()
 }
 
 /// Element type, count and elements.
-pub(super) fn array(element: u32, elements: &[Vec<u8>]) -> Vec<u8> {
+pub(crate) fn array(element: u32, elements: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = element.to_le_bytes().to_vec();
     bytes.extend((elements.len() as u64).to_le_bytes());
     bytes.extend(elements.concat());
@@ -55,7 +55,7 @@ pub(super) fn array(element: u32, elements: &[Vec<u8>]) -> Vec<u8> {
 
 impl Sample {
     /// Two tensors and a few entries of every kind.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let sample = Self {
             version: 3,
             entries: Vec::new(),
@@ -77,13 +77,13 @@ impl Sample {
             .tensor("b.weight", &[32, 1, 2], 8, (0..68).collect())
     }
 
-    pub(super) fn entry(mut self, key: &str, kind: u32, value: impl AsRef<[u8]>) -> Self {
+    pub(crate) fn entry(mut self, key: &str, kind: u32, value: impl AsRef<[u8]>) -> Self {
         self.entries
             .push((key.into(), kind, value.as_ref().to_vec()));
         self
     }
 
-    pub(super) fn tensor(
+    pub(crate) fn tensor(
         mut self,
         name: &str,
         dims: &[u64],
@@ -101,13 +101,13 @@ impl Sample {
     }
 
     /// Changes one tensor.
-    pub(super) fn with_tensor(mut self, at: usize, change: impl FnOnce(&mut Tensor)) -> Self {
+    pub(crate) fn with_tensor(mut self, at: usize, change: impl FnOnce(&mut Tensor)) -> Self {
         change(&mut self.tensors[at]);
         self
     }
 
     /// The header alone, without padding.
-    pub(super) fn header(&self) -> Vec<u8> {
+    pub(crate) fn header(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
         out.extend(self.version.to_le_bytes());
         out.extend(
@@ -141,7 +141,7 @@ impl Sample {
     }
 
     /// The file.
-    pub(super) fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut out = self.header();
         for tensor in &self.tensors {
             out.resize(out.len().next_multiple_of(self.alignment), 0);

@@ -72,8 +72,6 @@ keys! {
     ROPE_THETA = ["rope_theta"], Some("rope.freq_base");
     /// The base in sliding layers, where it differs.
     ROPE_LOCAL_THETA = ["rope_local_base_freq"], Some("rope.freq_base_swa");
-    /// What positions are divided by, in older GGUF files.
-    ROPE_SCALE_LINEAR = ["rope.scale_linear"], Some("rope.scale_linear");
     /// Rotated elements of a head.
     ROTARY_DIM = ["rotary_dim"], Some("rope.dimension_count");
     /// The same in sliding layers, where full ones differ.

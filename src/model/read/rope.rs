@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::source::{Reader, Source};
+use super::source::{Reader, Source, finite};
 use crate::error::{Error, Result};
 use crate::formats::TensorSource;
 use crate::formats::gguf::Metadata;
@@ -221,15 +221,15 @@ impl Reader<'_> {
         }
         // Zero means that it was not published.
         let number = |key: &str| -> Result<Option<f64>> {
-            let name = format!("{prefix}.rope.scaling.{key}");
-            match metadata.find_f64(&name)? {
-                Some(x) if !x.is_finite() || x < 0.0 => Err(Error::invalid(format!(
+            let name = format!("{prefix}.rope.{key}");
+            match finite(metadata, &name)? {
+                Some(x) if x < 0.0 => Err(Error::invalid(format!(
                     "`{name}` is {x}, expected a positive number"
                 ))),
                 found => Ok(found.filter(|x| *x > 0.0)),
             }
         };
-        let magnitude = number("attn_factor")?;
+        let magnitude = number("scaling.attn_factor")?;
         let context = self.scaling_context()?;
         let short = self.rope_tensor("rope_factors_short.weight")?;
         let long = self.rope_tensor("rope_factors_long.weight")?;
@@ -242,20 +242,20 @@ impl Reader<'_> {
             });
         }
         let kind = metadata.find_str(&format!("{prefix}.rope.scaling.type"))?;
-        let older = self.find_multiplier(&keys::ROPE_SCALE_LINEAR)?;
-        match (kind, number("factor")?.or(older)) {
+        let older = number("scale_linear")?;
+        match (kind, number("scaling.factor")?.or(older)) {
             (None | Some("none" | "linear"), None) | (Some("none"), _) => Ok(RopeScaling::None),
             (None | Some("linear"), Some(factor)) => Ok(RopeScaling::Linear { factor }),
             (Some("yarn"), Some(factor)) => {
                 // llama.cpp's loader: the multiplier is `mscale_all_dim`, beside an `mscale` of 1; beside one that is equal in
                 // models with latent attention.
-                let all_dim = number("yarn_log_multiplier")?;
+                let all_dim = number("scaling.yarn_log_multiplier")?;
                 let own_and_all = |all| (if self.arch.mla { all } else { 1.0 }, all);
                 Ok(RopeScaling::Yarn(Yarn {
                     factor,
                     original: context.original_in(None)?,
-                    beta_fast: number("yarn_beta_fast")?.unwrap_or(32.0),
-                    beta_slow: number("yarn_beta_slow")?.unwrap_or(1.0),
+                    beta_fast: number("scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                    beta_slow: number("scaling.yarn_beta_slow")?.unwrap_or(1.0),
                     truncate: self.arch.gguf_yarn_truncate,
                     magnitude: (Yarn::magnitude(factor, all_dim.map(own_and_all))
                         * magnitude.unwrap_or(1.0)) as f32,

@@ -12,8 +12,9 @@ use crate::model::fields::Fields;
 /// Larger than any width or count of a model; a bound for what a file may make us allocate.
 const MAX_WIDTH: usize = 1 << 24;
 
-/// What llama.cpp's converter always writes and its loader wants: a file without it is broken, and a class's default a guess.
-const ALWAYS_IN_GGUF: [&str; 4] = [
+/// What a class's default must not stand in for in a GGUF file: llama.cpp's converter always writes the first three, and without the
+/// last its loader takes the scale of the heads.
+const NO_DEFAULT_IN_GGUF: [&str; 4] = [
     "attention.layer_norm_rms_epsilon",
     "attention.layer_norm_epsilon",
     "expert_used_count",
@@ -27,6 +28,16 @@ pub(super) enum Source<'a> {
         metadata: &'a Metadata,
         prefix: String,
     },
+}
+
+/// A number of a GGUF file.
+pub(super) fn finite(metadata: &Metadata, name: &str) -> Result<Option<f64>> {
+    match metadata.find_f64(name)? {
+        Some(x) if !x.is_finite() => Err(Error::invalid(format!(
+            "`{name}` is {x}, expected a number"
+        ))),
+        found => Ok(found),
+    }
 }
 
 /// A description, read by the rules of an architecture.
@@ -93,14 +104,8 @@ impl Reader<'_> {
             }
             Source::Gguf { metadata, prefix } => match key.gguf {
                 Some(suffix) => {
-                    let name = format!("{prefix}.{suffix}");
-                    let found = metadata.find_f64(&name)?;
-                    if let Some(x) = found.filter(|x| !x.is_finite()) {
-                        return Err(Error::invalid(format!(
-                            "`{name}` is {x}, expected a number"
-                        )));
-                    }
-                    if ALWAYS_IN_GGUF.contains(&suffix) {
+                    let found = finite(metadata, &format!("{prefix}.{suffix}"))?;
+                    if NO_DEFAULT_IN_GGUF.contains(&suffix) {
                         return Ok(found);
                     }
                     found

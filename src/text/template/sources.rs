@@ -125,6 +125,7 @@ mod tests {
 
     use super::*;
     use crate::formats::gguf::GgufFile;
+    use crate::formats::gguf::sample::{Sample, kind, string};
 
     #[test]
     fn a_jinja_file_comes_before_the_configuration_and_a_list_has_a_tool_variant() {
@@ -171,26 +172,16 @@ mod tests {
             assert_eq!(read().find(DEFAULT), Some("real"));
 
             let file = folder.path().join("m.gguf");
-            std::fs::write(&file, gguf_with("tokenizer.chat_template", blank)).unwrap();
+            let key = b"tokenizer.chat_template".to_vec();
+            let sample = Sample {
+                entries: vec![(key, kind::STRING, string(blank))],
+                ..Sample::new()
+            };
+            std::fs::write(&file, sample.bytes()).unwrap();
             let opened = GgufFile::open(&file).unwrap();
             let sources = TemplateSources::from_metadata(opened.metadata()).unwrap();
             assert!(sources.compile().unwrap().is_none());
         }
-    }
-
-    /// A GGUF file without tensors whose only key is this text.
-    fn gguf_with(key: &str, text: &str) -> Vec<u8> {
-        let string = |text: &str| {
-            let len = (text.len() as u64).to_le_bytes();
-            [&len, text.as_bytes()].concat()
-        };
-        let counts = [0_u64.to_le_bytes(), 1_u64.to_le_bytes()].concat();
-        let (version, kind) = (3_u32.to_le_bytes(), 8_u32.to_le_bytes());
-        let (key, text) = (string(key), string(text));
-        let parts: [&[u8]; 6] = [b"GGUF", &version, &counts, &key, &kind, &text];
-        let mut file = parts.concat();
-        file.resize(file.len().next_multiple_of(32), 0);
-        file
     }
 
     #[test]
