@@ -1,12 +1,11 @@
 //! What classes assume where a `config.json` is silent: the numbers are those of transformers 5.24 for the same files.
 
-use std::path::Path;
-
 use oxydllm::formats::open;
 use oxydllm::model::{MixerConfig, ModelConfig, read_config};
 use serde_json::{Value, json};
 
-use crate::refusals::Copy;
+use crate::gguf_numbers::File;
+use crate::refusals::{Copy, refused_with};
 
 fn config(copy: &Copy) -> ModelConfig {
     let path = copy.write();
@@ -96,19 +95,11 @@ fn gpt_oss_stretches_by_yarn_without_rounding_its_ends() {
 
 #[test]
 fn gpt_oss_files_of_llama_cpp_round_no_ends_either() {
-    let name = "packed_gguf_gpt_oss_mxfp4/model.gguf";
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-    let mut bytes = std::fs::read(fixtures.join(name)).unwrap();
-    // An original context whose ramp has broken ends inside the head: the key, its type, and the number.
-    let key = b"gpt-oss.rope.scaling.original_context_length";
-    let at = bytes.windows(key.len()).position(|part| part == key);
-    let value = at.unwrap() + key.len() + 4;
-    assert_eq!(bytes[value - 4..value + 4], [4, 0, 0, 0, 8, 0, 0, 0]);
-    bytes[value] = 32;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.gguf");
-    std::fs::write(&path, bytes).unwrap();
-    let file = read_config(&open(&path).unwrap(), &path).unwrap();
+    let key = "gpt-oss.rope.scaling.original_context_length";
+    let mut file = File::of("packed_gguf_gpt_oss_mxfp4");
+    assert_eq!(file.count(key), 8);
+    // An original context whose ramp has broken ends inside the head.
+    let file = file.with_count(key, 32).read().unwrap();
 
     let mut copy = Copy::of("packed_gpt_oss_mxfp4");
     let original = &mut copy.config["rope_parameters"]["original_max_position_embeddings"];
@@ -141,12 +132,9 @@ fn a_share_of_a_head_rotates_only_in_classes_that_know_it_or_where_frequencies_a
 
 #[test]
 fn a_bad_base_of_sliding_layers_is_refused_and_not_replaced_by_the_common_one() {
-    for value in [Value::Null, json!("10000"), json!(-1e4), json!(0)] {
-        let mut copy = Copy::of("gemma3_pattern");
-        copy.config["rope_local_base_freq"] = value;
-        let refusal = copy.refusal();
-        assert!(refusal.contains("`rope_local_base_freq`"), "{refusal}");
-    }
+    let key = "rope_local_base_freq";
+    let bad = [Value::Null, json!("10000"), json!(-1e4), json!(0)];
+    refused_with(bad.map(|value| ("gemma3_pattern", key, value, "`rope_local_base_freq`")));
 }
 
 #[test]
@@ -176,21 +164,17 @@ fn gelu_is_its_approximation_in_the_first_gemma_only() {
     let mut copy = Copy::of("gemma_one_key");
     copy.config["hidden_act"] = "gelu".into();
     copy.load().unwrap();
-    let mut copy = Copy::of("gemma3_pattern");
-    copy.config["hidden_activation"] = "gelu".into();
-    let refusal = copy.refusal();
-    assert!(
-        refusal.contains("activation `gelu` is not supported"),
-        "{refusal}"
-    );
+    refused_with([(
+        "gemma3_pattern",
+        "hidden_activation",
+        "gelu".into(),
+        "activation `gelu` is not supported",
+    )]);
 }
 
 #[test]
 fn a_window_of_nothing_is_refused() {
-    for fixture in ["mistral_window", "gemma3_pattern"] {
-        let mut copy = Copy::of(fixture);
-        copy.config["sliding_window"] = 0.into();
-        let refusal = copy.refusal();
-        assert!(refusal.contains("`sliding_window` is 0"), "{refusal}");
-    }
+    let refusal = "`sliding_window` is 0";
+    let fixtures = ["mistral_window", "gemma3_pattern"];
+    refused_with(fixtures.map(|fixture| (fixture, "sliding_window", 0.into(), refusal)));
 }

@@ -1,18 +1,21 @@
 //! Numbers in GGUF files that are missing or none: what the file says is taken, or the key is named.
 
-use std::path::Path;
-
 use oxydllm::error::Error;
 use oxydllm::formats::open;
 use oxydllm::model::{MixerConfig, ModelConfig, read_config};
 
+use crate::refusals::fixture;
+
+/// Numbers of value types.
+const U32: u8 = 4;
+const F32: u8 = 6;
+
 /// The bytes of a fixture's file, to be spoilt.
-struct File(Vec<u8>);
+pub struct File(Vec<u8>);
 
 impl File {
-    fn of(fixture: &str) -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/models");
-        Self(std::fs::read(root.join(fixture).join("model.gguf")).unwrap())
+    pub fn of(name: &str) -> Self {
+        Self(std::fs::read(fixture(name).join("model.gguf")).unwrap())
     }
 
     /// Where the value of a 32-bit key lies.
@@ -29,12 +32,25 @@ impl File {
         at + key.len() + 4
     }
 
-    fn with(mut self, key: &str, value: f32) -> Self {
+    /// The four bytes of a value whose type has the number `kind`.
+    fn four(&mut self, key: &str, kind: u8) -> &mut [u8; 4] {
         let at = self.value(key);
-        // Type 6: F32.
-        assert_eq!(self.0[at - 4..at], [6, 0, 0, 0], "{key}");
-        self.0[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        assert_eq!(self.0[at - 4..at], [kind, 0, 0, 0], "{key}");
+        (&mut self.0[at..at + 4]).try_into().unwrap()
+    }
+
+    fn with(mut self, key: &str, value: f32) -> Self {
+        *self.four(key, F32) = value.to_le_bytes();
         self
+    }
+
+    pub fn with_count(mut self, key: &str, count: u32) -> Self {
+        *self.four(key, U32) = count.to_le_bytes();
+        self
+    }
+
+    pub fn count(&mut self, key: &str) -> u32 {
+        u32::from_le_bytes(*self.four(key, U32))
     }
 
     /// Under another name, which nobody knows.
@@ -44,7 +60,7 @@ impl File {
         self
     }
 
-    fn read(&self) -> Result<ModelConfig, Error> {
+    pub fn read(&self) -> Result<ModelConfig, Error> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         std::fs::write(&path, &self.0).unwrap();

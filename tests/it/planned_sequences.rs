@@ -1,16 +1,15 @@
 //! How many sequences a plan lets run at once: memory for blocks, states and rows of logits, divided between wish and pool.
 
-use std::path::Path;
-
 use oxydllm::formats::open;
 use oxydllm::model::plan::{Plan, Wish, plan};
 use oxydllm::model::{ModelConfig, read_config};
 use proptest::prelude::*;
 
+use crate::refusals::fixture;
+
 /// A tiny model with a vocabulary and a context of real size: a row of logits weighs as much as some blocks.
 fn config(name: &str, vocab_size: usize, max_context: usize) -> ModelConfig {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let path = root.join("tests/fixtures/models").join(name);
+    let path = fixture(name);
     let mut config = read_config(&open(&path).unwrap(), &path).unwrap();
     (config.vocab_size, config.max_context) = (vocab_size, max_context);
     config

@@ -74,7 +74,7 @@ impl Copy {
     }
 }
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     root.join("tests/fixtures/models").join(name)
 }
@@ -495,7 +495,7 @@ fn switches_and_lists_of_another_type_are_refused() {
 }
 
 /// Fixtures with a field of their description changed are refused, and the error says this.
-fn refused_with<const N: usize>(spoilt: [(&str, &str, Value, &str); N]) {
+pub fn refused_with<const N: usize>(spoilt: [(&str, &str, Value, &str); N]) {
     for (fixture, key, value, expected) in spoilt {
         let mut copy = Copy::of(fixture);
         copy.config[key] = value;

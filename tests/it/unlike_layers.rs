@@ -1,6 +1,6 @@
 //! Models whose layers are unlike each other (Gemma 4): heads of full layers, keys of other layers, inputs per layer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use oxydllm::formats::open;
 use oxydllm::kv::BLOCK_TOKENS;
@@ -10,12 +10,7 @@ use oxydllm::ops::kv_write::{KvElement, PageShape};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
-use crate::refusals::Copy;
-
-fn fixture(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    root.join("tests/fixtures/models").join(name)
-}
+use crate::refusals::{Copy, fixture};
 
 fn config(path: &Path) -> ModelConfig {
     read_config(&open(path).unwrap(), path).unwrap()
