@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Context;
 use super::buffer::Buffer;
-use super::simd::{LANES, Simd, simd_kernel};
+use super::simd::{LANES, Simd, Wide, simd_kernel};
 
 /// Bytes read in one measurement: well beyond the caches of most machines.
 const READ_BYTES: usize = 256 << 20;
@@ -115,8 +115,8 @@ unsafe fn sum_body<V: Simd>(bytes: &[u8]) -> f32 {
     }
 }
 
-/// What a round multiplies: eight chunks of two panels with four rows.
-const INT8_MACS: usize = 8 * 2 * 4 * 32;
+/// What a round multiplies: eight chunks with four rows.
+const INT8_MACS: usize = 8 * 4 * 64;
 
 simd_kernel! {
     /// Integer products, as the microkernel of packed weights makes them, from the first-level cache.
@@ -125,37 +125,43 @@ simd_kernel! {
 
 #[inline(always)]
 unsafe fn int8_body<V: Simd>() -> f32 {
-    let weights = black_box([[3_u8; 32]; 16]);
+    // SAFETY: the caller's duty.
+    unsafe { wide_int8::<V::Wide>() }
+}
+
+#[inline(always)]
+unsafe fn wide_int8<V: Wide>() -> f32 {
+    let weights = black_box([[3_u8; 64]; 8]);
     let x = black_box([7_i8; 128]);
     // SAFETY: the arrays hold what is read; the instruction set is the caller's duty.
     unsafe {
         let mut total = V::splat_i32(0);
-        if V::MATRICES {
-            for _ in 0..ROUNDS {
-                let mut sums = [[V::splat_i32(0); 2]; 4];
+        for _ in 0..ROUNDS {
+            // Else a round's sums could be the last one's.
+            let x = black_box(&x);
+            if V::MATRICES {
+                let mut sums = [V::splat_i32(0); 4];
                 for c in 0..4 {
-                    let weights = [0, 8].map(|p| {
-                        [0, 1].map(|next| V::load_bytes(weights[2 * c + next + p].as_ptr()))
-                    });
+                    let weights = [0, 1].map(|i| V::load_bytes(weights[2 * c + i].as_ptr()));
                     V::dot_joined::<4, 4>(&mut sums, weights, x.as_ptr().add(c * 32).cast());
                 }
-                for sum in sums.as_flattened() {
-                    total = V::add_i32(total, *sum);
+                for sum in sums {
+                    total = V::add_i32(total, sum);
                 }
+                continue;
             }
-            return first_lane::<V>(V::to_f32(total));
-        }
-        for _ in 0..ROUNDS {
-            let mut accs = [[V::acc_zero(); 2]; 4];
-            for c in 0..8 {
-                let pair = [0, 8].map(|p| V::load_bytes(weights[c + p].as_ptr()));
-                V::acc_add_rows(&mut accs, pair, x.as_ptr().add(c * 16).cast());
+            let mut accs = [V::acc_zero(); 4];
+            for (c, weights) in weights.iter().enumerate() {
+                let weights = V::load_bytes(weights.as_ptr());
+                V::acc_add_rows(&mut accs, weights, x.as_ptr().add(c * 16).cast());
             }
-            for acc in accs.as_flattened() {
-                total = V::add_i32(total, V::acc_widen(*acc));
+            for acc in accs {
+                total = V::add_i32(total, V::acc_widen(acc));
             }
         }
-        first_lane::<V>(V::to_f32(total))
+        let mut lanes = [0_i32; 2 * LANES];
+        V::store_i32(lanes.as_mut_ptr(), total);
+        lanes[0] as f32
     }
 }
 
@@ -205,8 +211,8 @@ mod tests {
             // SAFETY: an available level.
             unsafe {
                 assert_eq!(sum(level, &bytes), expected as f32);
-                // Four products of 3 and 7 per lane, 8 chunks, 8 accumulators.
-                assert_eq!(int8(level), (4 * 3 * 7 * 8 * 8 * ROUNDS) as f32);
+                // Four products of 3 and 7 per lane, 8 chunks, 4 accumulators.
+                assert_eq!(int8(level), (4 * 3 * 7 * 8 * 4 * ROUNDS) as f32);
                 // The fixed point of x / 2 + 1/4, twelve times.
                 assert_eq!(f32s(level), 6.0);
             }

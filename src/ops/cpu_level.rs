@@ -36,11 +36,10 @@ impl CpuLevel {
         Self::NeonI8mm,
     ];
 
-    /// The best level of this CPU, except [`Self::AvxVnni`]: that one has run nowhere yet, so it is used where it is named.
+    /// The best level of this CPU.
     pub fn detect() -> Self {
         *Self::available()
-            .iter()
-            .rfind(|level| **level != Self::AvxVnni)
+            .last()
             .expect("every CPU has the scalar level")
     }
 
@@ -71,7 +70,8 @@ impl CpuLevel {
         }
     }
 
-    fn is_available(self) -> bool {
+    /// Whether this CPU can run it.
+    pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
             #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,5 @@
-//! Float products on the CPU: one weight row times up to six activation rows in twelve accumulators.
+//! Float products on the CPU: one weight row times up to six activation rows in twelve accumulators, or two weight rows where one
+//! vector holds all sums of a row.
 //!
 //! Twelve hide the latency of a fused multiply-add. A weight is loaded and converted once for six of them, which read their
 //! activations from the first-level cache as they multiply: of all shapes this one has the fewest instructions, and those are what
@@ -16,7 +17,7 @@ use super::{Packed, Product};
 use crate::ops::Rows;
 use crate::ops::aligned::Aligned;
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::simd::{LANES, SUM_LANES, Simd, reduce_sum, simd_kernel};
+use crate::ops::simd::{LANES, SUM_LANES, Simd, Wide, at_once, reduce_sum, simd_kernel};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
 
@@ -160,16 +161,42 @@ impl Task<'_> {
     fn sum<const ENC: u8>(&self, rows: Range<usize>, sums: &mut [f32]) {
         let (m, size) = (self.m, element_bytes(ENC));
         let part = (X_BYTES / (m * 4)).next_multiple_of(SUM_LANES);
+        // Two rows of weights are two streams, which does not pay where memory is waited for.
+        let at_once = match m {
+            1 | 2 => 1,
+            // SAFETY: no more than the instruction set is needed, which the level stands for.
+            _ => unsafe { at_once(self.level) },
+        };
+        let step = at_once * m * SUM_LANES;
         // A row without elements has a part too: the sums must be written.
         for from in (0..self.k.max(1)).step_by(part) {
             let k = part.min(self.k - from);
             let x = &self.x[from * m..][..k.next_multiple_of(SUM_LANES) * m];
-            for (row, sums) in rows.clone().zip(sums.chunks_exact_mut(m * SUM_LANES)) {
-                let w = &self.w[(row * self.k + from) * size..][..k * size];
-                add_products::<ENC>(self.level, w, x, m, sums, from == 0);
+            let row_bytes = self.k * size;
+            for (first, sums) in rows.clone().step_by(at_once).zip(sums.chunks_mut(step)) {
+                let count = sums.len() / (m * SUM_LANES);
+                let begin = first * row_bytes + from * size;
+                let w = &self.w[begin..][..(count - 1) * row_bytes + k * size];
+                let w = Weights {
+                    w,
+                    row_bytes,
+                    count,
+                    k,
+                };
+                add_products::<ENC>(self.level, &w, x, m, sums, from == 0);
             }
         }
     }
+}
+
+/// Parts of one or two weight rows.
+struct Weights<'a> {
+    w: &'a [u8],
+    /// From the first part to the second.
+    row_bytes: usize,
+    count: usize,
+    /// Elements of a part.
+    k: usize,
 }
 
 simd_kernel! {
@@ -200,72 +227,92 @@ unsafe fn finish_body<V: Simd>(sums: &[f32], stride: usize, out: &mut [f32]) {
     }
 }
 
-/// A part `w` of a weight row times the same part of `m` packed activation rows: added to the partial sums `[m][16]`, or put in
+/// Parts of weight rows times the same part of `m` packed activation rows: added to the partial sums `[weight row][m][16]`, or put in
 /// their place where it is the `first` part.
 fn add_products<const ENC: u8>(
     level: CpuLevel,
-    w: &[u8],
+    weights: &Weights<'_>,
     x: &[f32],
     m: usize,
     sums: &mut [f32],
     first: bool,
 ) {
-    let k = w.len() / element_bytes(ENC);
+    let Weights {
+        w,
+        row_bytes,
+        count,
+        k,
+    } = *weights;
     // What the kernels read and write through pointers, checked once.
-    assert!(x.len() == k.div_ceil(SUM_LANES) * m * SUM_LANES && sums.len() == m * SUM_LANES);
+    assert!(count > 0 && w.len() == (count - 1) * row_bytes + k * element_bytes(ENC));
+    assert!(x.len() == k.div_ceil(SUM_LANES) * m * SUM_LANES);
+    assert!(sums.len() == count * m * SUM_LANES);
     let (w, x, sums) = (w.as_ptr(), x.as_ptr(), sums.as_mut_ptr());
     // SAFETY: so many elements and rows, as checked above.
     unsafe {
-        match m {
-            1 => tile::<ENC, 1>(level, w, x, k, sums, first),
-            2 => tile::<ENC, 2>(level, w, x, k, sums, first),
-            3 => tile::<ENC, 3>(level, w, x, k, sums, first),
-            4 => tile::<ENC, 4>(level, w, x, k, sums, first),
-            5 => tile::<ENC, 5>(level, w, x, k, sums, first),
-            6 => tile::<ENC, 6>(level, w, x, k, sums, first),
-            m => unreachable!("{m} activation rows"),
+        match (m, count) {
+            (1, 1) => tile::<ENC, 1, 1>(level, w, row_bytes, x, k, sums, first),
+            (2, 1) => tile::<ENC, 2, 1>(level, w, row_bytes, x, k, sums, first),
+            (3, 1) => tile::<ENC, 3, 1>(level, w, row_bytes, x, k, sums, first),
+            (4, 1) => tile::<ENC, 4, 1>(level, w, row_bytes, x, k, sums, first),
+            (5, 1) => tile::<ENC, 5, 1>(level, w, row_bytes, x, k, sums, first),
+            (6, 1) => tile::<ENC, 6, 1>(level, w, row_bytes, x, k, sums, first),
+            (3, 2) => tile::<ENC, 3, 2>(level, w, row_bytes, x, k, sums, first),
+            (4, 2) => tile::<ENC, 4, 2>(level, w, row_bytes, x, k, sums, first),
+            (5, 2) => tile::<ENC, 5, 2>(level, w, row_bytes, x, k, sums, first),
+            (6, 2) => tile::<ENC, 6, 2>(level, w, row_bytes, x, k, sums, first),
+            (m, count) => unreachable!("{m} activation rows and {count} weight rows"),
         }
     }
 }
 
 simd_kernel! {
-    /// `k` elements of a weight row times `M` packed activation rows, behind what `sums` has unless they are the `first`.
-    unsafe fn tile<const ENC: u8, const M: usize>(w: *const u8, x: *const f32, k: usize, sums: *mut f32, first: bool) = tile_body
+    /// `k` elements of `N` weight rows times `M` packed activation rows, behind what `sums` has unless they are the `first`.
+    unsafe fn tile<const ENC: u8, const M: usize, const N: usize>(w: *const u8, row_bytes: usize, x: *const f32, k: usize, sums: *mut f32, first: bool) = tile_body
 }
 
 #[inline(always)]
-unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize>(
+unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize, const N: usize>(
     w: *const u8,
+    row_bytes: usize,
     x: *const f32,
     k: usize,
     sums: *mut f32,
     first: bool,
 ) {
+    if N > V::Wide::AT_ONCE {
+        unreachable!("{N} weight rows at once");
+    }
     let bytes = const { element_bytes(ENC) };
     // SAFETY: the caller has checked the sizes; the last elements are copied into whole vectors.
     unsafe {
-        let mut acc = [[V::splat(0.0); 2]; M];
+        let mut acc = [[V::Wide::splat(0.0); M]; N];
         if !first {
-            for m in 0..M {
-                for half in 0..2 {
-                    acc[m][half] = V::load(sums.add(m * SUM_LANES + half * LANES));
+            for n in 0..N {
+                for m in 0..M {
+                    acc[n][m] = V::Wide::load(sums.add((n * M + m) * SUM_LANES));
                 }
             }
         }
         let (mut w, mut x) = (w, x);
         for _ in 0..k / SUM_LANES {
-            V::prefetch(w.wrapping_add(PREFETCH_BYTES));
-            let weights = [load::<V, ENC>(w), load::<V, ENC>(w.add(LANES * bytes))];
-            add::<V, M>(&mut acc, weights, x);
+            for n in 0..N {
+                let row = w.wrapping_add(n * row_bytes);
+                V::prefetch(row.wrapping_add(PREFETCH_BYTES));
+                add::<V::Wide, M>(&mut acc[n], load::<V::Wide, ENC>(row), x);
+            }
             w = w.add(SUM_LANES * bytes);
             x = x.add(M * SUM_LANES);
         }
         if !k.is_multiple_of(SUM_LANES) {
-            add::<V, M>(&mut acc, tail::<V, ENC>(w, k % SUM_LANES), x);
+            for n in 0..N {
+                let row = w.wrapping_add(n * row_bytes);
+                add::<V::Wide, M>(&mut acc[n], tail::<V::Wide, ENC>(row, k % SUM_LANES), x);
+            }
         }
-        for m in 0..M {
-            for half in 0..2 {
-                V::store(sums.add(m * SUM_LANES + half * LANES), acc[m][half]);
+        for n in 0..N {
+            for m in 0..M {
+                V::Wide::store(sums.add((n * M + m) * SUM_LANES), acc[n][m]);
             }
         }
     }
@@ -273,18 +320,11 @@ unsafe fn tile_body<V: Simd, const ENC: u8, const M: usize>(
 
 /// Sixteen weights times as many elements of `M` activation rows.
 #[inline(always)]
-unsafe fn add<V: Simd, const M: usize>(
-    acc: &mut [[V::F32; 2]; M],
-    weights: [V::F32; 2],
-    x: *const f32,
-) {
+unsafe fn add<V: Wide, const M: usize>(acc: &mut [V::F32; M], weights: V::F32, x: *const f32) {
     // SAFETY: the caller's duty.
     unsafe {
         for m in 0..M {
-            for half in 0..2 {
-                let activations = V::load(x.add(m * SUM_LANES + half * LANES));
-                acc[m][half] = V::fma(weights[half], activations, acc[m][half]);
-            }
+            acc[m] = V::fma(weights, V::load(x.add(m * SUM_LANES)), acc[m]);
         }
     }
 }
@@ -294,9 +334,9 @@ const fn element_bytes(encoding: u8) -> usize {
     if encoding == F32 { 4 } else { 2 }
 }
 
-/// Eight elements.
+/// Sixteen elements.
 #[inline(always)]
-unsafe fn load<V: Simd, const ENC: u8>(p: *const u8) -> V::F32 {
+unsafe fn load<V: Wide, const ENC: u8>(p: *const u8) -> V::F32 {
     // SAFETY: the caller's duty.
     unsafe {
         match ENC {
@@ -309,12 +349,11 @@ unsafe fn load<V: Simd, const ENC: u8>(p: *const u8) -> V::F32 {
 
 /// The last `count` (below 16) elements of a row, followed by zeros.
 #[inline(always)]
-unsafe fn tail<V: Simd, const ENC: u8>(p: *const u8, count: usize) -> [V::F32; 2] {
-    let bytes = element_bytes(ENC);
+unsafe fn tail<V: Wide, const ENC: u8>(p: *const u8, count: usize) -> V::F32 {
     let mut padded = [0_u8; SUM_LANES * 4];
     // SAFETY: `count` elements may be read, and fit into the padded copy.
     unsafe {
-        std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), count * bytes);
-        std::array::from_fn(|half| load::<V, ENC>(padded.as_ptr().add(half * LANES * bytes)))
+        std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), count * element_bytes(ENC));
+        load::<V, ENC>(padded.as_ptr())
     }
 }

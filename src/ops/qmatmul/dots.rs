@@ -1,4 +1,4 @@
-//! One group of two panels times a few rows: integer sums, and how they join the rows' chains of floats.
+//! One group of one or two panels times a few rows: integer sums, and how they join the rows' chains of floats.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
@@ -6,11 +6,10 @@
 )]
 
 use super::activations::word;
-use super::cpu::PANELS;
 use super::groups::{CHUNKS, Factors, Group, format_of};
 use super::layout::{Codes, Format, Scheme};
 use super::matrices::dots_of_matrices;
-use crate::ops::simd::Simd;
+use crate::ops::simd::Wide;
 
 /// How many chunks fit into an accumulator before it must be widened (see `Simd::acc_add`).
 const fn chunks_per_acc(format: Format) -> usize {
@@ -32,24 +31,29 @@ const fn chunks_per_acc(format: Format) -> usize {
     }
 }
 
-/// Adds one group of two panels to the chains of `M` rows.
+/// Adds one group of `P` panels to the chains of `M` rows.
 #[inline(always)]
-pub(super) unsafe fn add_group<V: Simd, G: Group<V>, const F: u8, const M: usize>(
-    group: &[G; PANELS],
+pub(super) unsafe fn add_group<
+    V: Wide,
+    G: Group<V>,
+    const F: u8,
+    const M: usize,
+    const P: usize,
+>(
+    group: &[G; P],
     x: *const i32,
-    sums: &mut [[V::F32; PANELS]; M],
+    sums: &mut [[V::F32; M]; P],
 ) {
     // SAFETY: `x` has the words of `M` rows; the groups are the caller's duty.
     unsafe {
-        let factors = [group[0].factors(), group[1].factors()];
-        let dots = dots::<V, G, F, M>(group, &factors, x);
+        let factors: [Factors<V>; P] = std::array::from_fn(|p| group[p].factors());
+        let dots = dots::<V, G, F, M, P>(group, &factors, x);
         let splat = |kind: usize, m: usize| V::splat(x.add(kind * M + m).cast::<f32>().read());
         for m in 0..M {
             let scale = splat(word::SCALE, m);
-            for p in 0..PANELS {
-                let f = &factors[p];
-                let sum = &mut sums[m][p];
-                *sum = V::fma(V::mul(f.scale, scale), V::to_f32(dots[m][p]), *sum);
+            for p in 0..P {
+                let (f, sum) = (&factors[p], &mut sums[p][m]);
+                *sum = V::fma(V::mul(f.scale, scale), V::to_f32(dots[p][m]), *sum);
                 match const { format_of(F).scheme() } {
                     Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::KScale16 { .. } => {}
                     Scheme::ScaleMin | Scheme::KScaleMin => {
@@ -68,34 +72,39 @@ pub(super) unsafe fn add_group<V: Simd, G: Group<V>, const F: u8, const M: usize
 
 /// Integer dot products of a group with `M` rows, zero point subtracted: times the 16-feature scales where the format has them.
 #[inline(always)]
-unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
-    group: &[G; PANELS],
-    factors: &[Factors<V>; PANELS],
+unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize>(
+    group: &[G; P],
+    factors: &[Factors<V>; P],
     x: *const i32,
-) -> [[V::I32; PANELS]; M] {
+) -> [[V::I32; M]; P] {
     let format = const { format_of(F) };
     let step = const { chunks_per_acc(format_of(F)) };
     // SAFETY: the words of chunk c lie at `c M`.
     unsafe {
-        let mut totals = [[V::splat_i32(0); PANELS]; M];
+        let mut totals = [[V::splat_i32(0); M]; P];
         // Where chunks are yet to be joined, that costs one or two rows more than matrices save.
         if V::MATRICES && (G::JOINED || M > 2) {
-            if M > 1 {
-                return dots_of_matrices::<V, G, F, M, M>(group, factors, x);
+            for p in 0..P {
+                if M > 1 {
+                    totals[p] = dots_of_matrices::<V, G, F, M, M>(&group[p], &factors[p], x);
+                } else {
+                    // Half of the sums are for nothing, and as many instructions as without matrices.
+                    let twice = dots_of_matrices::<V, G, F, 2, 1>(&group[p], &factors[p], x);
+                    totals[p][0] = twice[0];
+                }
             }
-            // Half of the sums are for nothing, and as many instructions as without matrices.
-            let twice = dots_of_matrices::<V, G, F, 2, 1>(group, factors, x);
-            totals[0] = twice[0];
             return totals;
         }
         if matches!(format.codes(), Codes::Bytes | Codes::Table) {
+            for m in 0..M {
+                let start = V::signed_start(x.add(word::NEG_PAIRS * M + m));
+                for p in 0..P {
+                    totals[p][m] = start;
+                }
+            }
             for c in 0..CHUNKS {
-                let weights = [group[0].chunk(c), group[1].chunk(c)];
-                for m in 0..M {
-                    let four = V::splat4(x.add(c * M + m).cast());
-                    for p in 0..PANELS {
-                        totals[m][p] = V::dot_i8(totals[m][p], weights[p], four);
-                    }
+                for p in 0..P {
+                    V::dot_rows(&mut totals[p], group[p].chunk(c), x.add(c * M));
                 }
             }
             return totals;
@@ -105,26 +114,25 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
             Scheme::KScale16 { .. } | Scheme::KScaleMin16
         );
         for part in 0..CHUNKS / step {
-            let mut accs: [[V::Acc; PANELS]; M] =
-                std::array::from_fn(|m| [start::<V, F, M>(x, part * step, m); PANELS]);
+            let starts = std::array::from_fn(|m| start::<V, F, M>(x, part * step, m));
+            let mut accs: [[V::Acc; M]; P] = [starts; P];
             for c in part * step..(part + 1) * step {
-                let weights = [group[0].chunk(c), group[1].chunk(c)];
-                V::acc_add_rows(&mut accs, weights, x.add(c * M));
+                for p in 0..P {
+                    V::acc_add_rows(&mut accs[p], group[p].chunk(c), x.add(c * M));
+                }
             }
-            for m in 0..M {
-                for p in 0..PANELS {
+            for p in 0..P {
+                for m in 0..M {
                     let sum = if by_half {
-                        V::acc_widen_scaled(
-                            accs[m][p],
-                            factors[p].halves[part * step / (CHUNKS / 2)],
-                        )
+                        let half = part * step / (CHUNKS / 2);
+                        V::acc_widen_scaled(accs[p][m], factors[p].halves[half])
                     } else {
-                        V::acc_widen(accs[m][p])
+                        V::acc_widen(accs[p][m])
                     };
-                    totals[m][p] = if part == 0 {
+                    totals[p][m] = if part == 0 {
                         sum
                     } else {
-                        V::add_i32(totals[m][p], sum)
+                        V::add_i32(totals[p][m], sum)
                     };
                 }
             }
@@ -137,7 +145,7 @@ unsafe fn dots<V: Simd, G: Group<V>, const F: u8, const M: usize>(
 ///
 /// Sums of products with recentred codes stay within 16 bits, and what wraps on the way comes back.
 #[inline(always)]
-pub(super) unsafe fn start<V: Simd, const F: u8, const M: usize>(
+pub(super) unsafe fn start<V: Wide, const F: u8, const M: usize>(
     x: *const i32,
     c: usize,
     m: usize,

@@ -3,14 +3,14 @@
 
 use super::GROUP;
 use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
-use super::layout::{Codes, Format, Scheme};
-use crate::ops::simd::Simd;
+use super::layout::{Codes, Format, PANEL_ROWS, Scheme, VECTOR};
+use crate::ops::simd::Wide;
 use crate::quant::layout::{IQ4_NL_VALUES, MXFP4_DOUBLED};
 
 /// Four-feature chunks of a record.
 pub(super) const CHUNKS: usize = GROUP / 4;
-/// Bytes of a vector.
-pub(super) const VECTOR: usize = 32;
+/// Bytes of as many half-precision floats as a panel has rows.
+const HALVES: usize = 2 * PANEL_ROWS;
 
 /// [`MXFP4_DOUBLED`] with the format's zero point added: unsigned and below 32.
 const MXFP4_LEVELS: [i8; 16] = {
@@ -27,25 +27,29 @@ pub(super) const fn format_of(number: u8) -> Format {
     Format::ALL[number as usize]
 }
 
-/// Scales of the eight rows that hold for a whole block.
+/// Scales of the rows that hold for a whole block.
 #[derive(Clone, Copy)]
-pub(super) struct Header<V: Simd> {
+pub(super) struct Header<V: Wide> {
     pub(super) d: V::F32,
     /// Negative, as it is subtracted.
     pub(super) neg_dmin: V::F32,
 }
 
-impl<V: Simd> Header<V> {
+impl<V: Wide> Header<V> {
     #[inline(always)]
     pub(super) unsafe fn load<const F: u8>(p: *const u8) -> Self {
         let bytes = const { format_of(F).header_bytes() };
-        // SAFETY: the header has 0, 16 or 32 bytes.
+        // SAFETY: the header has no, one or two halves per row.
         unsafe {
             let zero = V::splat(0.0);
             Self {
-                d: if bytes >= 16 { V::load_f16(p) } else { zero },
-                neg_dmin: if bytes >= 32 {
-                    V::sub(zero, V::load_f16(p.add(16)))
+                d: if bytes >= HALVES {
+                    V::load_f16(p)
+                } else {
+                    zero
+                },
+                neg_dmin: if bytes >= 2 * HALVES {
+                    V::sub(zero, V::load_f16(p.add(HALVES)))
                 } else {
                     zero
                 },
@@ -56,7 +60,7 @@ impl<V: Simd> Header<V> {
 
 /// What the integer sums of a group are multiplied with, per row of a panel. What a scheme does not have is zero.
 #[derive(Clone, Copy)]
-pub(super) struct Factors<V: Simd> {
+pub(super) struct Factors<V: Wide> {
     /// Times the activation scale times the dot product.
     pub(super) scale: V::F32,
     /// Times the activations' scaled sum, or with `mins` times the activation scale.
@@ -68,22 +72,22 @@ pub(super) struct Factors<V: Simd> {
 }
 
 /// A record of a panel.
-pub(super) trait Group<V: Simd> {
-    /// Chunk `c` as unsigned codes, or as signed bytes in the formats that have those.
+pub(super) trait Group<V: Wide> {
+    /// Chunk `c` as unsigned codes, or as what [`Wide::signed`] makes of signed bytes in the formats that have those.
     unsafe fn chunk(&self, c: usize) -> V::Bytes;
-    /// Whether the record holds joined chunks, on the levels with [`Simd::MATRICES`]: then [`Group::chunk`] is not to be called there.
+    /// Whether the record holds joined chunks, on the levels with [`Wide::MATRICES`]: then [`Group::chunk`] is not to be called there.
     const JOINED: bool;
-    /// Chunks `c` and `c + 1` ([`Simd::join`]), for an even `c`.
+    /// Chunks `c` and `c + 1` ([`Wide::join`]), for an even `c`.
     unsafe fn joined(&self, c: usize) -> [V::Bytes; 2];
     unsafe fn factors(&self) -> Factors<V>;
 }
 
-pub(super) struct PackedGroup<V: Simd, const F: u8> {
+pub(super) struct PackedGroup<V: Wide, const F: u8> {
     pub(super) record: *const u8,
     pub(super) header: Header<V>,
 }
 
-impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
+impl<V: Wide, const F: u8> Group<V> for PackedGroup<V, F> {
     #[inline(always)]
     unsafe fn chunk(&self, c: usize) -> V::Bytes {
         // SAFETY: the caller's duty.
@@ -117,12 +121,12 @@ impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
                 }
                 Scheme::ScaleMin => {
                     factors.scale = V::load_f16(scales);
-                    factors.min = V::load_f16(scales.add(16));
+                    factors.min = V::load_f16(scales.add(HALVES));
                 }
                 Scheme::KScaleMin => {
                     let float = |p| V::to_f32(V::load_u8_i32(p));
                     factors.scale = V::mul(self.header.d, float(scales));
-                    factors.min = V::mul(self.header.neg_dmin, float(scales.add(8)));
+                    factors.min = V::mul(self.header.neg_dmin, float(scales.add(PANEL_ROWS)));
                 }
                 Scheme::KScale16 { .. } => {
                     let pairs = V::load_i8_i16(scales);
@@ -131,7 +135,7 @@ impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
                 Scheme::KScaleMin16 => {
                     let pairs = V::load_i8_i16(scales);
                     factors.halves = [V::dup_lo16(pairs), V::dup_hi16(pairs)];
-                    factors.mins = V::load_i8_i16(scales.add(16));
+                    factors.mins = V::load_i8_i16(scales.add(HALVES));
                 }
             }
             factors
@@ -140,12 +144,12 @@ impl<V: Simd, const F: u8> Group<V> for PackedGroup<V, F> {
 }
 
 /// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has. On the levels with
-/// [`Simd::MATRICES`] the chunks are joined two by two.
+/// [`Wide::MATRICES`] the chunks are joined two by two.
 pub(super) struct ExpandedGroup<const F: u8> {
     pub(super) record: *const u8,
 }
 
-impl<V: Simd, const F: u8> Group<V> for ExpandedGroup<F> {
+impl<V: Wide, const F: u8> Group<V> for ExpandedGroup<F> {
     #[inline(always)]
     unsafe fn chunk(&self, c: usize) -> V::Bytes {
         debug_assert!(!V::MATRICES);
@@ -198,7 +202,7 @@ impl<V: Simd, const F: u8> Group<V> for ExpandedGroup<F> {
 
 /// Writes a record as an expanded one.
 #[inline(always)]
-pub(super) unsafe fn expand_group<V: Simd, const F: u8>(group: &PackedGroup<V, F>, out: *mut u8) {
+pub(super) unsafe fn expand_group<V: Wide, const F: u8>(group: &PackedGroup<V, F>, out: *mut u8) {
     let count = const { format_of(F).factor_vectors() };
     // SAFETY: an expanded record has eight vectors of codes and `count` of factors.
     unsafe {
@@ -229,35 +233,35 @@ pub(super) unsafe fn expand_group<V: Simd, const F: u8>(group: &PackedGroup<V, F
     }
 }
 
-/// Chunk `c` of a record: unsigned codes, or signed bytes in the formats that have those.
+/// Chunk `c` of a record: unsigned codes, or what [`Wide::signed`] makes of signed bytes in the formats that have those.
 #[inline(always)]
-unsafe fn chunk<V: Simd, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
+unsafe fn chunk<V: Wide, const F: u8>(record: *const u8, c: usize) -> V::Bytes {
     // SAFETY: planes lie inside the record.
     unsafe {
         match const { format_of(F).codes() } {
             Codes::Nibbles => nibbles::<V>(record, c),
             Codes::NibblesBits => V::or(
                 nibbles::<V>(record, c),
-                bits_to_4::<V>(V::load_bytes(record.add(128)), c),
+                bits_to_4::<V>(V::load_bytes(record.add(4 * VECTOR)), c),
             ),
             Codes::NibblesPairs => V::or(
                 nibbles::<V>(record, c),
-                pairs_to_4::<V>(V::load_bytes(record.add(128 + c % 2 * VECTOR)), c / 2),
+                pairs_to_4::<V>(V::load_bytes(record.add((4 + c % 2) * VECTOR)), c / 2),
             ),
             Codes::PairsBits => V::or(
                 pairs::<V>(record, c),
-                bits_to_2::<V>(V::load_bytes(record.add(64)), c),
+                bits_to_2::<V>(V::load_bytes(record.add(2 * VECTOR)), c),
             ),
             Codes::Pairs => pairs::<V>(record, c),
-            Codes::Bytes => V::load_bytes(record.add(c * VECTOR)),
-            Codes::Table => V::lookup16(IQ4_NL_VALUES.as_ptr(), nibbles::<V>(record, c)),
+            Codes::Bytes => V::signed(V::load_bytes(record.add(c * VECTOR))),
+            Codes::Table => V::signed(V::lookup16(IQ4_NL_VALUES.as_ptr(), nibbles::<V>(record, c))),
             Codes::Levels => V::lookup16(MXFP4_LEVELS.as_ptr(), nibbles::<V>(record, c)),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn nibbles<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
+unsafe fn nibbles<V: Wide>(planes: *const u8, c: usize) -> V::Bytes {
     // SAFETY: four vectors of nibbles.
     unsafe {
         let plane = V::load_bytes(planes.add(c % 4 * VECTOR));
@@ -271,7 +275,7 @@ unsafe fn nibbles<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
 
 /// Bit pairs of chunk `c`, at bit 0.
 #[inline(always)]
-unsafe fn pairs<V: Simd>(planes: *const u8, c: usize) -> V::Bytes {
+unsafe fn pairs<V: Wide>(planes: *const u8, c: usize) -> V::Bytes {
     // SAFETY: two vectors of pairs.
     unsafe { pairs_to_0::<V>(V::load_bytes(planes.add(c % 2 * VECTOR)), c / 2) }
 }

@@ -1,9 +1,9 @@
-//! The interleaved weight layout: panels of eight rows side by side.
+//! The interleaved weight layout: panels of sixteen rows side by side.
 //!
 //! A panel stores its rows' blocks one after the other. A block is an optional header (half-precision scales of the
-//! eight rows) followed by records of 32 input features each; a record is codes, then scales:
+//! sixteen rows) followed by records of 32 input features each; a record is codes, then scales:
 //!
-//! - *codes*: the 256 unsigned codes of 8 rows × 32 features form eight *chunks* of 32 bytes; chunk c holds features
+//! - *codes*: the 512 unsigned codes of 16 rows × 32 features form eight *chunks* of 64 bytes; chunk c holds features
 //!   `4c..4c+4` of row 0, then of row 1, and so on: one 32-bit lane per row. Chunks are stored as bit planes:
 //!   four vectors of nibbles (chunk c low, c + 4 high), two vectors of bit pairs (chunk `j + 2t` at bits `2t` of vector
 //!   j), one vector of single bits (chunk t at bit t), or eight vectors of whole bytes;
@@ -27,11 +27,13 @@
 use super::GROUP;
 use crate::quant::Encoding;
 
-/// Rows of a panel: one per 32-bit lane of a 256-bit vector.
-pub const PANEL_ROWS: usize = 8;
+/// Rows of a panel: one per lane of [`crate::ops::simd::Wide`].
+pub const PANEL_ROWS: usize = 16;
+/// Bytes of a vector, and of a chunk.
+pub(super) const VECTOR: usize = 4 * PANEL_ROWS;
 
 /// No expanded record is larger.
-pub(super) const MAX_EXPANDED_BYTES: usize = 32 * 13;
+pub(super) const MAX_EXPANDED_BYTES: usize = VECTOR * 13;
 
 /// How the codes of a record are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,32 +165,35 @@ impl Format {
 
     /// Bytes of codes per record.
     pub(super) const fn code_bytes(self) -> usize {
-        match self.codes() {
-            Codes::Nibbles | Codes::Table | Codes::Levels => 128,
-            Codes::NibblesBits => 160,
-            Codes::NibblesPairs => 192,
-            Codes::PairsBits => 96,
-            Codes::Pairs => 64,
-            Codes::Bytes => 256,
-        }
+        VECTOR
+            * match self.codes() {
+                Codes::Nibbles | Codes::Table | Codes::Levels => 4,
+                Codes::NibblesBits => 5,
+                Codes::NibblesPairs => 6,
+                Codes::PairsBits => 3,
+                Codes::Pairs => 2,
+                Codes::Bytes => 8,
+            }
     }
 
     /// Bytes of scales per record.
     pub(super) const fn scale_bytes(self) -> usize {
-        match self.scheme() {
-            Scheme::Exponent { .. } => 8,
-            Scheme::Scale { .. } | Scheme::KScaleMin | Scheme::KScale16 { .. } => 16,
-            Scheme::ScaleMin | Scheme::KScaleMin16 => 32,
-        }
+        PANEL_ROWS
+            * match self.scheme() {
+                Scheme::Exponent { .. } => 1,
+                Scheme::Scale { .. } | Scheme::KScaleMin | Scheme::KScale16 { .. } => 2,
+                Scheme::ScaleMin | Scheme::KScaleMin16 => 4,
+            }
     }
 
     /// Bytes before the first record of a block.
     pub(super) const fn header_bytes(self) -> usize {
-        match self.scheme() {
-            Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::ScaleMin => 0,
-            Scheme::KScale16 { .. } => 16,
-            Scheme::KScaleMin | Scheme::KScaleMin16 => 32,
-        }
+        PANEL_ROWS
+            * match self.scheme() {
+                Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::ScaleMin => 0,
+                Scheme::KScale16 { .. } => 2,
+                Scheme::KScaleMin | Scheme::KScaleMin16 => 4,
+            }
     }
 
     /// Bytes of one record.
@@ -208,7 +213,7 @@ impl Format {
 
     /// Bytes of an expanded record: eight chunks of whole bytes, then factors.
     pub(super) const fn expanded_bytes(self) -> usize {
-        32 * (8 + self.factor_vectors())
+        VECTOR * (8 + self.factor_vectors())
     }
 
     /// Bytes of one block of a panel.

@@ -5,7 +5,7 @@
 //! integer, its order does not matter; because a chain belongs to one output alone, neither the number of rows, the
 //! threads nor the CPU can change a bit. The exact arithmetic of each format stands in `oracle.rs`.
 //!
-//! Weights are copied once, at load, into an interleaved layout (`layout.rs`): eight rows side by side, so that one
+//! Weights are copied once, at load, into an interleaved layout (`layout.rs`): sixteen rows side by side, so that one
 //! vector lane is one output and nothing ever crosses lanes. A format is a *code width* and a *scale scheme*; the
 //! microkernel (`cpu.rs`) is generic over both, over the rows of activations it takes at once, and over the vector type.
 //! `groups.rs` gives it the weights, `tiles.rs` walks it over a matrix.
@@ -85,28 +85,27 @@ impl QMatrix {
     /// # Errors
     /// As [`Self::pack`].
     pub fn pack_all(ctx: &Context, raws: &[RawMatrix]) -> Result<Vec<Self>> {
-        // Format, bytes of a panel, where the pairs of panels begin; per matrix.
+        // Format, bytes of a panel, where the panels begin; per matrix.
         let mut layouts = Vec::with_capacity(raws.len());
-        let mut pairs = Vec::new();
+        let mut panels = Vec::new();
         let mut bytes = 0;
         for (index, raw) in raws.iter().enumerate() {
             let (format, panel_bytes) = panel_layout(raw.encoding(), raw.cols())?;
             let count = num_panels(raw.rows());
             layouts.push((format, bytes..bytes + count * panel_bytes));
-            let pair_bytes = cpu::PANELS * panel_bytes;
-            let place = |pair: usize| (index, pair, bytes + pair * pair_bytes, pair_bytes);
-            pairs.extend((0..count / cpu::PANELS).map(place));
+            let place = |panel: usize| (index, panel, bytes + panel * panel_bytes, panel_bytes);
+            panels.extend((0..count).map(place));
             bytes += count * panel_bytes;
         }
         let mut buffer = ctx.chunks.zeroed(bytes);
         let out = Disjoint::new(&mut buffer);
-        ctx.pool().run(pairs.len(), |task| {
-            let (index, pair, first, len) = pairs[task];
-            // SAFETY: pairs are disjoint.
+        ctx.pool().run(panels.len(), |task| {
+            let (index, panel, first, len) = panels[task];
+            // SAFETY: panels are disjoint.
             #[allow(unsafe_code)]
             let out = unsafe { out.part(first, len) };
             let (format, raw) = (layouts[index].0, &raws[index]);
-            pack::pack_pair(ctx.level(), format, raw, pair * PAIR_ROWS, out);
+            pack::pack_panel(ctx.level(), format, raw, panel * PANEL_ROWS, out);
         });
         raws.iter().for_each(RawMatrix::release);
         let buffer = Arc::new(buffer);
@@ -156,9 +155,8 @@ impl QMatrix {
             // SAFETY: matrices are disjoint.
             #[allow(unsafe_code)]
             let out = unsafe { out.part(index * bytes, bytes) };
-            let pair_bytes = cpu::PANELS * panel_bytes;
-            for (pair, out) in out.chunks_exact_mut(pair_bytes.max(1)).enumerate() {
-                pack::pack_pair(ctx.level(), format, &raw, pair * PAIR_ROWS, out);
+            for (panel, out) in out.chunks_exact_mut(panel_bytes.max(1)).enumerate() {
+                pack::pack_panel(ctx.level(), format, &raw, panel * PANEL_ROWS, out);
             }
         });
         let failed = failed.into_inner();
@@ -201,12 +199,12 @@ impl QMatrix {
         &self.buffer[self.part.clone()]
     }
 
-    fn num_pairs(&self) -> usize {
-        self.rows.div_ceil(PAIR_ROWS)
+    fn num_panels(&self) -> usize {
+        num_panels(self.rows)
     }
 
     fn panel_bytes(&self) -> usize {
-        self.part.len() / num_panels(self.rows).max(1)
+        self.part.len() / self.num_panels().max(1)
     }
 }
 
@@ -225,12 +223,9 @@ fn panel_layout(encoding: Encoding, cols: usize) -> Result<(Format, usize)> {
     Ok((format, panel_bytes))
 }
 
-/// Rows of the two panels that the microkernel takes at once.
-const PAIR_ROWS: usize = cpu::PANELS * PANEL_ROWS;
-
-/// Panels of a matrix: whole pairs, the last rows of the last one may be padding.
+/// Panels of a matrix: the last rows of the last one may be padding.
 fn num_panels(rows: usize) -> usize {
-    rows.div_ceil(PAIR_ROWS) * cpu::PANELS
+    rows.div_ceil(PANEL_ROWS)
 }
 
 /// Bytes of packed weights of one task: enough that claiming it costs nothing, few enough that the threads end together.
@@ -272,17 +267,17 @@ pub struct Product<'a> {
 ///
 /// Panics when sizes differ, or two products give the same row.
 pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor]) {
-    let all_pairs: usize = products.iter().map(|p| p.w.num_pairs()).sum();
-    let by_balance = all_pairs / (ctx.pool().num_threads() * 4);
+    let all_panels: usize = products.iter().map(|p| p.w.num_panels()).sum();
+    let by_balance = all_panels / (ctx.pool().num_threads() * 4);
     let mut tasks = Vec::new();
     for (index, product) in products.iter().enumerate() {
         let (x, w) = (product.x, product.w);
         assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
         assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
-        let by_size = TASK_BYTES / (cpu::PANELS * w.panel_bytes()).max(1);
+        let by_size = TASK_BYTES / w.panel_bytes().max(1);
         let step = by_size.min(by_balance).max(1);
-        let starts = (0..w.num_pairs()).step_by(step);
-        tasks.extend(starts.map(|first| (index, first..w.num_pairs().min(first + step))));
+        let starts = (0..w.num_panels()).step_by(step);
+        tasks.extend(starts.map(|first| (index, first..w.num_panels().min(first + step))));
     }
     assert!(distinct_rows(products.iter().map(|p| (
         p.result,
@@ -294,9 +289,9 @@ pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tenso
         .map(|y| Disjoint::new(y.as_mut_slice()))
         .collect();
     ctx.pool().run(tasks.len(), |task| {
-        let (index, pairs) = tasks[task].clone();
+        let (index, panels) = tasks[task].clone();
         let product = &products[index];
-        tiles::multiply(ctx.level(), product, pairs, &outs[product.result]);
+        tiles::multiply(ctx.level(), product, panels, &outs[product.result]);
     });
 }
 

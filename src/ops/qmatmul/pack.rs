@@ -1,40 +1,40 @@
-//! From a file's rows to a pair of panels in the interleaved layout.
+//! From a file's rows to a panel in the interleaved layout.
 //!
-//! Each row gives the 32 codes of a group as one vector of bytes; the vectors of eight rows are transposed into chunks,
-//! and chunks are stored as bit planes.
+//! Each row gives the 32 codes of a group as one vector of bytes; the vectors of eight rows are transposed into half chunks,
+//! and those are stored as bit planes: half of every vector of a record.
 #![allow(unsafe_code)]
 
 use super::GROUP;
 use super::bits::{bits_to_2, bits_to_4, high_nibbles, low_nibbles, pairs_to_0, pairs_to_4};
-use super::cpu::PANELS;
-use super::layout::{Codes, Format, PANEL_ROWS, Scheme};
+use super::layout::{Codes, Format, PANEL_ROWS, Scheme, VECTOR};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::matmul::RawMatrix;
-use crate::ops::simd::{Simd, simd_kernel};
+use crate::ops::simd::{LANES, Simd, simd_kernel};
 use crate::quant::layout::{self as block, k_scales_mins, q3_k_scales};
 
-/// Bytes of a vector, and of a chunk.
-const VECTOR: usize = 32;
+/// Bytes of half a vector: eight rows of a panel, or 32 codes of a row.
+const HALF: usize = VECTOR / 2;
+/// Halves of a panel.
+const HALVES: usize = PANEL_ROWS / LANES;
 
-/// Packs rows `first..first + 16` of `raw` (rows past its end are zero) into `out`: two panels, block by block the headers of both,
-/// then the records of both for each group.
-pub(super) fn pack_pair(
+/// Packs rows `first..first + 16` of `raw` (rows past its end are zero) into `out`: one panel.
+pub(super) fn pack_panel(
     level: CpuLevel,
     format: Format,
     raw: &RawMatrix,
     first: usize,
     out: &mut [u8],
 ) {
-    let blocks = out.len() / (PANELS * format.block_bytes());
+    let blocks = out.len() / format.block_bytes();
     let file_block = raw.encoding().block_bytes();
     // What the kernel reads and writes through pointers, checked once.
     assert!(Format::of(raw.encoding()) == Some(format));
-    assert!(out.len() == blocks * PANELS * format.block_bytes());
-    let is_whole = first + PANELS * PANEL_ROWS <= raw.rows();
+    assert!(out.len() == blocks * format.block_bytes());
+    let is_whole = first + PANEL_ROWS <= raw.rows();
     let empty = vec![0; if is_whole { 0 } else { blocks * file_block }];
-    for panel in 0..PANELS {
-        let rows: [&[u8]; PANEL_ROWS] = std::array::from_fn(|i| {
-            let row = first + panel * PANEL_ROWS + i;
+    for half in 0..HALVES {
+        let rows: [&[u8]; LANES] = std::array::from_fn(|i| {
+            let row = first + half * LANES + i;
             if row < raw.rows() {
                 raw.row(row)
             } else {
@@ -46,25 +46,25 @@ pub(super) fn pack_pair(
         let out = out.as_mut_ptr();
         macro_rules! call {
             ($format:expr) => {
-                kernel::<{ $format as u8 }>(level, rows, file_block, blocks, panel, out)
+                kernel::<{ $format as u8 }>(level, rows, file_block, blocks, half, out)
             };
         }
-        // SAFETY: every row has `blocks` blocks of the file, and `out` as many of a pair of panels.
+        // SAFETY: every row has `blocks` blocks of the file, and `out` as many of a panel.
         unsafe { super::cpu::by_format!(format, call) }
     }
 }
 
 simd_kernel! {
-    /// Packs `blocks` blocks of eight rows as panel `panel` of a pair.
-    unsafe fn kernel<const F: u8>(rows: [*const u8; PANEL_ROWS], file_block: usize, blocks: usize, panel: usize, out: *mut u8) = kernel_body
+    /// Packs `blocks` blocks of eight rows as half `half` of a panel.
+    unsafe fn kernel<const F: u8>(rows: [*const u8; LANES], file_block: usize, blocks: usize, half: usize, out: *mut u8) = kernel_body
 }
 
 #[inline(always)]
 unsafe fn kernel_body<V: Simd, const F: u8>(
-    rows: [*const u8; PANEL_ROWS],
+    rows: [*const u8; LANES],
     file_block: usize,
     blocks: usize,
-    panel: usize,
+    half: usize,
     out: *mut u8,
 ) {
     let format = const { Format::ALL[F as usize] };
@@ -73,17 +73,16 @@ unsafe fn kernel_body<V: Simd, const F: u8>(
         let mut out = out;
         for index in 0..blocks {
             let blocks = rows.map(|row| row.add(index * file_block));
-            let header = out.add(panel * format.header_bytes());
-            let first = out.add(PANELS * format.header_bytes() + panel * format.record_bytes());
+            let first = out.add(format.header_bytes());
             for (row, block) in blocks.iter().enumerate() {
-                write_scales::<F>(*block, row, header, first);
+                write_scales::<F>(*block, half * LANES + row, out, first);
             }
             for group in 0..format.groups_per_block() {
                 let codes = blocks.map(|block| row_codes::<V, F>(block, group));
-                let record = first.add(group * PANELS * format.record_bytes());
+                let record = first.add(group * format.record_bytes() + half * HALF);
                 write_codes::<V, F>(&V::transpose8(codes), record);
             }
-            out = out.add(PANELS * format.block_bytes());
+            out = out.add(format.block_bytes());
         }
     }
 }
@@ -107,24 +106,24 @@ unsafe fn row_codes<V: Simd, const F: u8>(b: *const u8, group: usize) -> V::Byte
                 V::load_bits(b.add(block::q5_1::QH), 0x10),
             ),
             Format::Q8_0 => load(block::q8_0::QS),
-            Format::Q4_K => k_nibbles::<V>(load(block::q4_k::QS + group / 2 * VECTOR), group),
+            Format::Q4_K => k_nibbles::<V>(load(block::q4_k::QS + group / 2 * HALF), group),
             Format::Q5_K => V::or(
-                k_nibbles::<V>(load(block::q5_k::QS + group / 2 * VECTOR), group),
+                k_nibbles::<V>(load(block::q5_k::QS + group / 2 * HALF), group),
                 bits_to_4::<V>(load(block::q5_k::QH), group),
             ),
             Format::Q6_K => {
                 let (half, part) = (group / 4, group % 4);
-                let low = load(block::q6_k::QL + (2 * half + part % 2) * VECTOR);
+                let low = load(block::q6_k::QL + (2 * half + part % 2) * HALF);
                 V::or(
                     k_nibbles::<V>(low, part / 2),
-                    pairs_to_4::<V>(load(block::q6_k::QH + half * VECTOR), part),
+                    pairs_to_4::<V>(load(block::q6_k::QH + half * HALF), part),
                 )
             }
             Format::Q3_K => V::or(
-                pairs_to_0::<V>(load(block::q3_k::QS + group / 4 * VECTOR), group % 4),
+                pairs_to_0::<V>(load(block::q3_k::QS + group / 4 * HALF), group % 4),
                 bits_to_2::<V>(load(block::q3_k::HMASK), group),
             ),
-            Format::Q2_K => pairs_to_0::<V>(load(block::q2_k::QS + group / 4 * VECTOR), group % 4),
+            Format::Q2_K => pairs_to_0::<V>(load(block::q2_k::QS + group / 4 * HALF), group % 4),
         }
     }
 }
@@ -142,7 +141,7 @@ unsafe fn k_nibbles<V: Simd>(bytes: V::Bytes, group: usize) -> V::Bytes {
     }
 }
 
-/// Eight chunks as the bit planes of the format.
+/// Halves of eight chunks as those of the bit planes of the format.
 #[inline(always)]
 unsafe fn write_codes<V: Simd, const F: u8>(chunks: &[V::Bytes; 8], out: *mut u8) {
     // SAFETY: a record has `code_bytes` of planes.
@@ -212,19 +211,18 @@ unsafe fn write_bits<V: Simd, const SHIFT: i32>(chunks: &[V::Bytes; 8], out: *mu
     }
 }
 
-/// The scales of a block of row `row`: into the panel's header, and into its records, of which `first` is the first.
+/// The scales of a block of the panel's row `row`: into its header, and into its records, of which `first` is the first.
 #[inline(always)]
 unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, header: *mut u8, first: *mut u8) {
     let format = const { Format::ALL[F as usize] };
-    // SAFETY: the parts of a block lie inside it; those of the panel's block too, for a row below eight.
+    // SAFETY: the parts of a block lie inside it; those of the panel's block too, for a row below sixteen.
     unsafe {
         let half = |from: usize, to: *mut u8| {
             to.add(2 * row)
                 .cast::<[u8; 2]>()
                 .write(b.add(from).cast::<[u8; 2]>().read());
         };
-        let scales =
-            |group: usize| first.add(group * PANELS * format.record_bytes() + format.code_bytes());
+        let scales = |group: usize| first.add(group * format.record_bytes() + format.code_bytes());
         let (d, min) = const { half_offsets(Format::ALL[F as usize]) };
         let mut low = [0_u8; 16];
         let mut mins = [0_u8; 16];
@@ -255,21 +253,21 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, header: *mut u8, f
             Scheme::Exponent { .. } => scales(0).add(row).write(b.add(d).read()),
             Scheme::ScaleMin => {
                 half(d, scales(0));
-                half(min, scales(0).add(16));
+                half(min, scales(0).add(2 * PANEL_ROWS));
             }
             Scheme::KScaleMin => {
                 half(d, header);
-                half(min, header.add(16));
+                half(min, header.add(2 * PANEL_ROWS));
                 for g in 0..8 {
                     scales(g).add(row).write(low[g]);
-                    scales(g).add(8 + row).write(mins[g]);
+                    scales(g).add(PANEL_ROWS + row).write(mins[g]);
                 }
             }
             Scheme::KScale16 { .. } | Scheme::KScaleMin16 => {
                 half(d, header);
                 let with_mins = matches!(format.scheme(), Scheme::KScaleMin16);
                 if with_mins {
-                    half(min, header.add(16));
+                    half(min, header.add(2 * PANEL_ROWS));
                 }
                 let pair = |values: &[u8; 16], g: usize, to: *mut u8| {
                     to.add(2 * row)
@@ -279,7 +277,7 @@ unsafe fn write_scales<const F: u8>(b: *const u8, row: usize, header: *mut u8, f
                 for g in 0..8 {
                     pair(&low, g, scales(g));
                     if with_mins {
-                        pair(&mins, g, scales(g).add(16));
+                        pair(&mins, g, scales(g).add(2 * PANEL_ROWS));
                     }
                 }
             }
@@ -304,4 +302,4 @@ const fn half_offsets(format: Format) -> (usize, usize) {
     }
 }
 
-const _: () = assert!(GROUP == VECTOR);
+const _: () = assert!(GROUP == HALF);

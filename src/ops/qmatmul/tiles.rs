@@ -4,14 +4,15 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::activations::{TILE_ROWS, Tile};
-use super::cpu::{FEW_TILES, PANELS, Pair, Sums, expand};
+use super::cpu::{FEW_TILES, Panel, Sums, expand, panels_at_once};
 use super::layout::PANEL_ROWS;
-use super::{GROUP, PAIR_ROWS, Product};
+use super::{GROUP, Product};
 use crate::ops::aligned::{Aligned, Lined};
 use crate::ops::cpu_level::CpuLevel;
 use crate::threads::Disjoint;
 
-/// Bytes of expanded weights that all tiles pass over before the next ones are expanded: a part of the second-level cache.
+/// Bytes of expanded weights that all tiles pass over before the next ones are expanded, per panel that is multiplied at once: a part
+/// of the second-level cache, which is larger where there are more.
 const STRIP_BYTES: usize = 128 * 1024;
 
 thread_local! {
@@ -19,43 +20,43 @@ thread_local! {
     static STRIP: RefCell<Aligned<u8>> = const { RefCell::new(Aligned::new()) };
 }
 
-/// Pairs of panels `pairs` of the product's matrix times every row, into their columns of its rows of `out`, which this
+/// Panels `panels` of the product's matrix times every row, into their columns of its rows of `out`, which this
 /// task alone writes.
 pub(super) fn multiply(
     level: CpuLevel,
     product: &Product<'_>,
-    pairs: Range<usize>,
+    panels: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
     let w = product.w;
     let (tiles, groups) = (product.x.tiles(), w.cols / GROUP);
-    let pair_bytes = PANELS * w.panel_bytes();
-    let packed = |pair: usize| Pair {
+    let panel_bytes = w.panel_bytes();
+    let packed = |panel: usize| Panel {
         format: w.format,
-        bytes: &w.packed()[pair * pair_bytes..(pair + 1) * pair_bytes],
+        bytes: &w.packed()[panel * panel_bytes..(panel + 1) * panel_bytes],
         groups,
     };
     if tiles.is_empty() {
         return;
     }
     if tiles.len() == 1 || level == CpuLevel::Scalar {
-        for pair in pairs {
+        for panel in panels {
             for (index, tile) in tiles.iter().enumerate() {
-                let sums = packed(pair).times(level, tile);
-                write(product, pair, index, &sums[..tile.rows()], out);
+                let sums = packed(panel).times(level, tile);
+                write(product, panel, index, &sums[..tile.rows()], out);
             }
         }
     } else if tiles.len() <= FEW_TILES {
         let mut all = Lined([Sums::default(); FEW_TILES]);
         let all = &mut all.0[..tiles.len()];
-        for pair in pairs {
-            packed(pair).times_few(level, tiles, all);
+        for panel in panels {
+            packed(panel).times_few(level, tiles, all);
             for (index, (sums, tile)) in all.iter().zip(tiles).enumerate() {
-                write(product, pair, index, &sums[..tile.rows()], out);
+                write(product, panel, index, &sums[..tile.rows()], out);
             }
         }
     } else {
-        expand_and_multiply(level, product, pairs, out);
+        expand_and_multiply(level, product, panels, out);
     }
 }
 
@@ -63,29 +64,38 @@ pub(super) fn multiply(
 fn expand_and_multiply(
     level: CpuLevel,
     product: &Product<'_>,
-    pairs: Range<usize>,
+    panels: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
     let (w, tiles): (_, &[Tile]) = (product.w, product.x.tiles());
     let (format, groups, panel_bytes) = (w.format, w.cols / GROUP, w.panel_bytes());
     let expanded_bytes = groups * format.expanded_bytes();
-    let per_strip = (STRIP_BYTES / (PANELS * expanded_bytes).max(1)).max(1);
+    let at_once = panels_at_once(level);
+    let per_strip = (STRIP_BYTES / expanded_bytes.max(1)).max(1) * at_once;
     STRIP.with_borrow_mut(|strip| {
-        strip.grow_to(per_strip * PANELS * expanded_bytes);
-        for first in pairs.clone().step_by(per_strip) {
-            let count = PANELS * per_strip.min(pairs.end - first);
+        strip.grow_to(per_strip * expanded_bytes);
+        for first in panels.clone().step_by(per_strip) {
+            let count = per_strip.min(panels.end - first);
             let strip = &mut strip[..count * expanded_bytes];
-            let packed = &w.packed()[first * PANELS * panel_bytes..][..count * panel_bytes];
+            let packed = &w.packed()[first * panel_bytes..][..count * panel_bytes];
             expand(level, format, packed, strip);
             for (index, tile) in tiles.iter().enumerate() {
-                for (bytes, pair) in strip.chunks_exact(PANELS * expanded_bytes).zip(first..) {
-                    let pair_of_panels = Pair {
+                let rows = tile.rows();
+                let panels = (first..).step_by(at_once);
+                for (bytes, panel) in strip.chunks(at_once * expanded_bytes).zip(panels) {
+                    let expanded = Panel {
                         format,
                         bytes,
                         groups,
                     };
-                    let sums = pair_of_panels.expanded_times(level, tile);
-                    write(product, pair, index, &sums[..tile.rows()], out);
+                    if bytes.len() == 2 * expanded_bytes {
+                        let [one, other] = expanded.expanded_times(level, tile);
+                        write(product, panel, index, &one[..rows], out);
+                        write(product, panel + 1, index, &other[..rows], out);
+                    } else {
+                        let [sums] = expanded.expanded_times(level, tile);
+                        write(product, panel, index, &sums[..rows], out);
+                    }
                 }
             }
         }
@@ -96,16 +106,16 @@ fn expand_and_multiply(
 #[allow(unsafe_code)]
 fn write(
     product: &Product<'_>,
-    pair: usize,
+    panel: usize,
     tile: usize,
-    sums: &[[[f32; PANEL_ROWS]; PANELS]],
+    sums: &[[f32; PANEL_ROWS]],
     out: &Disjoint<'_, f32>,
 ) {
-    let (w, first) = (product.w, pair * PAIR_ROWS);
-    let valid = PAIR_ROWS.min(w.rows - first);
+    let (w, first) = (product.w, panel * PANEL_ROWS);
+    let valid = PANEL_ROWS.min(w.rows - first);
     for (row, sums) in (product.first_row + tile * TILE_ROWS..).zip(sums) {
         // SAFETY: this task alone writes these columns.
         let out = unsafe { out.part(row * w.rows + first, valid) };
-        out.copy_from_slice(&sums.as_flattened()[..valid]);
+        out.copy_from_slice(&sums[..valid]);
     }
 }

@@ -3,7 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::wide::Two;
+use super::{Bits, Simd};
 
 /// 256-bit vectors of x86-64.
 #[derive(Debug, Clone, Copy)]
@@ -21,12 +22,39 @@ fn in_order(mut x: __m256i) -> __m256i {
     x
 }
 
+// SAFETY (all methods): as below.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Bits for Avx2 {
+    type Bytes = __m256i;
+
+    #[inline(always)]
+    unsafe fn splat_u8(x: u8) -> __m256i {
+        unsafe { _mm256_set1_epi8(x as i8) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shr16<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_srli_epi16::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn shl16<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_slli_epi16::<N>(a) }
+    }
+}
+
 // SAFETY (all methods): the CPU has AVX2, FMA and F16C, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for Avx2 {
     type F32 = __m256;
     type I32 = __m256i;
-    type Bytes = __m256i;
+    type Wide = Two<Self>;
     /// 16 × i16: two partial sums per 32-bit lane.
     type Acc = __m256i;
 
@@ -195,10 +223,6 @@ impl Simd for Avx2 {
         unsafe { _mm256_loadu_si256(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn splat_u8(x: u8) -> __m256i {
-        unsafe { _mm256_set1_epi8(x as i8) }
-    }
-    #[inline(always)]
     unsafe fn load_nibbles(p: *const u8) -> __m256i {
         unsafe {
             let x = _mm_loadu_si128(p.cast());
@@ -258,22 +282,6 @@ impl Simd for Avx2 {
                 }
             })
         }
-    }
-    #[inline(always)]
-    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_and_si256(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_or_si256(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn shr16<const N: i32>(a: __m256i) -> __m256i {
-        unsafe { _mm256_srli_epi16::<N>(a) }
-    }
-    #[inline(always)]
-    unsafe fn shl16<const N: i32>(a: __m256i) -> __m256i {
-        unsafe { _mm256_slli_epi16::<N>(a) }
     }
     #[inline(always)]
     unsafe fn lookup16(table: *const i8, index: __m256i) -> __m256i {

@@ -21,6 +21,9 @@ pub mod softmax;
 mod tests;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
+pub mod wide;
+#[cfg(target_arch = "x86_64")]
+mod zmm;
 
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
@@ -31,11 +34,32 @@ pub use neon_i8mm::NeonI8mm;
 pub use scalar::Scalar;
 #[cfg(target_arch = "x86_64")]
 pub use vnni::Vnni;
+pub use wide::Wide;
+#[cfg(target_arch = "x86_64")]
+pub use zmm::Zmm;
 
 /// Float lanes of one vector.
 pub const LANES: usize = 8;
 /// Partial sums of a float dot product: element k goes to sum k mod 16 (`docs/architecture.md`, table of constants).
 pub const SUM_LANES: usize = 16;
+
+/// A vector of bytes whose bits are moved about.
+///
+/// # Safety
+/// Every method requires that the CPU has the instruction set. Methods are `#[inline(always)]` into kernels that were compiled for it.
+#[allow(missing_docs, clippy::missing_safety_doc)]
+pub trait Bits: Copy + 'static {
+    /// 32 bytes of [`Simd`], 64 of [`Wide`].
+    type Bytes: Copy;
+
+    unsafe fn splat_u8(x: u8) -> Self::Bytes;
+    unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// Every 16-bit group shifted right by `N`; callers mask the bits that cross a byte.
+    unsafe fn shr16<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+    /// Every 16-bit group shifted left by `N`.
+    unsafe fn shl16<const N: i32>(a: Self::Bytes) -> Self::Bytes;
+}
 
 /// Eight 32-bit lanes, or 32 bytes, of one instruction set.
 ///
@@ -44,13 +68,13 @@ pub const SUM_LANES: usize = 16;
 /// readable (or writable); no alignment is required. Methods are `#[inline(always)]` into kernels that were compiled for
 /// the instruction set.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub trait Simd: Copy + 'static {
+pub trait Simd: Bits {
+    /// Sixteen lanes of the same instruction set, for the matrix products.
+    type Wide: Wide;
     /// 8 × f32.
     type F32: Copy;
     /// 8 × i32; also 16 × i16 where a method says so.
     type I32: Copy;
-    /// 32 bytes.
-    type Bytes: Copy;
     /// Sums of products of unsigned weight codes with signed activations, one per 32-bit lane, before widening.
     type Acc: Copy;
 
@@ -118,19 +142,12 @@ pub trait Simd: Copy + 'static {
     unsafe fn madd_i16(a: Self::I32, b: Self::I32) -> Self::I32;
 
     unsafe fn load_bytes(p: *const u8) -> Self::Bytes;
-    unsafe fn splat_u8(x: u8) -> Self::Bytes;
     /// 16 bytes: their low halves, then their high halves.
     unsafe fn load_nibbles(p: *const u8) -> Self::Bytes;
     /// 4 bytes: `value` where bit i is set, in byte i.
     unsafe fn load_bits(p: *const u8, value: u8) -> Self::Bytes;
     /// Lane i of vector j becomes lane j of vector i.
     unsafe fn transpose8(rows: [Self::Bytes; 8]) -> [Self::Bytes; 8];
-    unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    unsafe fn or(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// Every 16-bit group shifted right by `N`; callers mask the bits that cross a byte.
-    unsafe fn shr16<const N: i32>(a: Self::Bytes) -> Self::Bytes;
-    /// Every 16-bit group shifted left by `N`.
-    unsafe fn shl16<const N: i32>(a: Self::Bytes) -> Self::Bytes;
     /// `table[index]` per byte; indices are below 16.
     unsafe fn lookup16(table: *const i8, index: Self::Bytes) -> Self::Bytes;
     /// The same four bytes in every lane.
@@ -168,7 +185,21 @@ pub trait Simd: Copy + 'static {
     unsafe fn acc_widen(acc: Self::Acc) -> Self::I32;
     /// The sums times a factor per lane, given as the same i16 in both halves of the lane.
     unsafe fn acc_widen_scaled(acc: Self::Acc, factor: Self::I32) -> Self::I32;
-    /// Adds the four products of each lane to `acc`: both signed; activations above -128.
+    /// Signed weights as [`Simd::dot_i8`] takes them.
+    #[inline(always)]
+    unsafe fn signed(weights: Self::Bytes) -> Self::Bytes {
+        weights
+    }
+    /// What sums of [`Simd::dot_i8`] begin with, of all products that are added to them; the pair of i16 at `p` is -8 times the sums of
+    /// the activations in the two halves of a lane.
+    #[inline(always)]
+    unsafe fn signed_start(p: *const i32) -> Self::I32 {
+        let _ = p;
+        // SAFETY: no memory is touched.
+        unsafe { Self::splat_i32(0) }
+    }
+    /// Adds the four products of each lane to `acc`: weights as [`Simd::signed`] gives them, activations signed and above -128. Sums that
+    /// began with [`Simd::signed_start`] are those of the signed weights at their end.
     unsafe fn dot_i8(acc: Self::I32, weights: Self::Bytes, activations: Self::Bytes) -> Self::I32;
 
     /// Whether kernels of several rows multiply matrices of 2 × 8 and 8 × 2 bytes: with [`Simd::dot_joined`]. Other levels have the
@@ -189,9 +220,9 @@ pub trait Simd: Copy + 'static {
     unsafe fn from_matrices(sums: [Self::I32; 2]) -> [Self::I32; 2] {
         sums
     }
-    /// Two times [`Simd::dot_i8`] for `M` rows (an even number) and two joined pairs of weights: to `sums[m][p]` are added the products of
-    /// the first vector of `weights[p]` and the four bytes at `x + m`, and those of the second and the four at `x + STRIDE + m`. With a
-    /// `STRIDE` of 1 every row has the same bytes.
+    /// Two times [`Simd::dot_i8`], of weights that [`Simd::signed`] leaves as they are, for `M` rows (an even number) and two joined pairs
+    /// of weights: to `sums[m][p]` are added the products of the first vector of `weights[p]` and the four bytes at `x + m`, and those of
+    /// the second and the four at `x + STRIDE + m`. With a `STRIDE` of 1 every row has the same bytes.
     #[inline(always)]
     unsafe fn dot_joined<const M: usize, const STRIDE: usize>(
         sums: &mut [[Self::I32; 2]; M],
@@ -345,6 +376,16 @@ macro_rules! simd_kernel {
     };
 }
 pub(crate) use simd_kernel;
+
+simd_kernel! {
+    /// [`Wide::AT_ONCE`] of a level.
+    pub unsafe fn at_once() -> usize = at_once_body
+}
+
+#[inline(always)]
+unsafe fn at_once_body<V: Simd>() -> usize {
+    V::Wide::AT_ONCE
+}
 
 /// Elements `at..at + 8` of `x`, zeros past its end.
 ///

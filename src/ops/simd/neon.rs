@@ -4,7 +4,8 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::Simd;
+use super::wide::Two;
+use super::{Bits, Simd};
 
 /// Pairs of 128-bit vectors of aarch64. `DOT`: byte products with `sdot`.
 #[derive(Debug, Clone, Copy)]
@@ -20,12 +21,30 @@ macro_rules! in_both {
     )*};
 }
 
+// SAFETY (all methods): as below.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const DOT: bool> Bits for Neon<DOT> {
+    type Bytes = uint8x16x2_t;
+
+    in_both! {
+        fn and(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t = vandq_u8;
+        fn or(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t = vorrq_u8;
+        fn shr16<const N>(a: uint8x16x2_t) -> uint8x16x2_t = shr16::<N>;
+        fn shl16<const N>(a: uint8x16x2_t) -> uint8x16x2_t = shl16::<N>;
+    }
+
+    #[inline(always)]
+    unsafe fn splat_u8(x: u8) -> uint8x16x2_t {
+        unsafe { uint8x16x2_t(vdupq_n_u8(x), vdupq_n_u8(x)) }
+    }
+}
+
 // SAFETY (all methods): the CPU has NEON, dot products when `DOT`, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<const DOT: bool> Simd for Neon<DOT> {
     type F32 = float32x4x2_t;
     type I32 = int32x4x2_t;
-    type Bytes = uint8x16x2_t;
+    type Wide = Two<Self>;
     /// 8 × i32.
     type Acc = int32x4x2_t;
 
@@ -50,10 +69,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         fn dup_hi16(a: int32x4x2_t) -> int32x4x2_t = dup_hi16;
         fn madd_i16(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = madd_i16;
 
-        fn and(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t = vandq_u8;
-        fn or(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t = vorrq_u8;
-        fn shr16<const N>(a: uint8x16x2_t) -> uint8x16x2_t = shr16::<N>;
-        fn shl16<const N>(a: uint8x16x2_t) -> uint8x16x2_t = shl16::<N>;
 
         // Weights of `acc_add` are below 64: the same bytes signed.
         fn acc_add(acc: int32x4x2_t, weights: uint8x16x2_t, activations: uint8x16x2_t) -> int32x4x2_t = dot::<DOT>;
@@ -133,10 +148,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     #[inline(always)]
     unsafe fn load_bytes(p: *const u8) -> uint8x16x2_t {
         unsafe { uint8x16x2_t(vld1q_u8(p), vld1q_u8(p.add(16))) }
-    }
-    #[inline(always)]
-    unsafe fn splat_u8(x: u8) -> uint8x16x2_t {
-        unsafe { uint8x16x2_t(vdupq_n_u8(x), vdupq_n_u8(x)) }
     }
     #[inline(always)]
     unsafe fn lookup16(table: *const i8, index: uint8x16x2_t) -> uint8x16x2_t {

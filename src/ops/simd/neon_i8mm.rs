@@ -4,7 +4,8 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{Neon, Simd};
+use super::wide::Two;
+use super::{Bits, Neon, Simd};
 
 /// [`Neon`] with dot products, and `smmla` for several rows of activations.
 ///
@@ -25,12 +26,26 @@ macro_rules! as_dot {
     )*};
 }
 
+// SAFETY (all methods): as below.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Bits for NeonI8mm {
+    type Bytes = uint8x16x2_t;
+
+    as_dot! {
+        fn splat_u8(x: u8) -> uint8x16x2_t;
+        fn and(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t;
+        fn or(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t;
+        fn shr16<const N: i32>(a: uint8x16x2_t) -> uint8x16x2_t;
+        fn shl16<const N: i32>(a: uint8x16x2_t) -> uint8x16x2_t;
+    }
+}
+
 // SAFETY (all methods): the CPU has NEON, dot products and i8mm, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for NeonI8mm {
     type F32 = float32x4x2_t;
     type I32 = int32x4x2_t;
-    type Bytes = uint8x16x2_t;
+    type Wide = Two<Self>;
     /// 8 × i32.
     type Acc = int32x4x2_t;
 
@@ -68,16 +83,11 @@ impl Simd for NeonI8mm {
         fn madd_i16(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t;
 
         fn load_bytes(p: *const u8) -> uint8x16x2_t;
-        fn splat_u8(x: u8) -> uint8x16x2_t;
         fn store_bytes(p: *mut u8, x: uint8x16x2_t);
         fn store_i32(p: *mut i32, x: int32x4x2_t);
         fn load_nibbles(p: *const u8) -> uint8x16x2_t;
         fn load_bits(p: *const u8, value: u8) -> uint8x16x2_t;
         fn transpose8(rows: [uint8x16x2_t; 8]) -> [uint8x16x2_t; 8];
-        fn and(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t;
-        fn or(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t;
-        fn shr16<const N: i32>(a: uint8x16x2_t) -> uint8x16x2_t;
-        fn shl16<const N: i32>(a: uint8x16x2_t) -> uint8x16x2_t;
         fn lookup16(table: *const i8, index: uint8x16x2_t) -> uint8x16x2_t;
         fn splat4(p: *const i8) -> uint8x16x2_t;
 

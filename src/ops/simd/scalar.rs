@@ -3,7 +3,8 @@
 
 use half::{bf16, f16};
 
-use super::Simd;
+use super::wide::Two;
+use super::{Bits, Simd};
 
 /// Portable vectors: arrays and loops.
 #[derive(Debug, Clone, Copy)]
@@ -48,12 +49,37 @@ fn dot4(acc: I, product: impl Fn(usize) -> i32) -> I {
     std::array::from_fn(|lane| acc[lane] + (0..4).map(|i| product(4 * lane + i)).sum::<i32>())
 }
 
+impl Bits for Scalar {
+    type Bytes = B;
+
+    #[inline]
+    unsafe fn splat_u8(x: u8) -> B {
+        [x; 32]
+    }
+    #[inline]
+    unsafe fn and(a: B, b: B) -> B {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+    #[inline]
+    unsafe fn or(a: B, b: B) -> B {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline]
+    unsafe fn shr16<const N: i32>(a: B) -> B {
+        words(a, |w| w >> N)
+    }
+    #[inline]
+    unsafe fn shl16<const N: i32>(a: B) -> B {
+        words(a, |w| w << N)
+    }
+}
+
 // SAFETY (all methods): pointers are valid for the bytes read or written by the trait's contract, and are accessed unaligned.
 // The byte products are calls: inlined into every kernel they would be most of the program.
 impl Simd for Scalar {
     type F32 = F;
     type I32 = I;
-    type Bytes = B;
+    type Wide = Two<Self>;
     type Acc = I;
 
     #[inline]
@@ -192,10 +218,6 @@ impl Simd for Scalar {
         unsafe { p.cast::<B>().read_unaligned() }
     }
     #[inline]
-    unsafe fn splat_u8(x: u8) -> B {
-        [x; 32]
-    }
-    #[inline]
     unsafe fn load_nibbles(p: *const u8) -> B {
         // SAFETY: the trait's contract.
         let x = unsafe { p.cast::<[u8; 16]>().read_unaligned() };
@@ -210,22 +232,6 @@ impl Simd for Scalar {
     #[inline(never)]
     unsafe fn transpose8(rows: [B; 8]) -> [B; 8] {
         std::array::from_fn(|i| std::array::from_fn(|at| rows[at / 4][i * 4 + at % 4]))
-    }
-    #[inline]
-    unsafe fn and(a: B, b: B) -> B {
-        std::array::from_fn(|i| a[i] & b[i])
-    }
-    #[inline]
-    unsafe fn or(a: B, b: B) -> B {
-        std::array::from_fn(|i| a[i] | b[i])
-    }
-    #[inline]
-    unsafe fn shr16<const N: i32>(a: B) -> B {
-        words(a, |w| w >> N)
-    }
-    #[inline]
-    unsafe fn shl16<const N: i32>(a: B) -> B {
-        words(a, |w| w << N)
     }
     #[inline]
     unsafe fn lookup16(table: *const i8, index: B) -> B {

@@ -1,5 +1,7 @@
 //! Every method on every level that the CPU has, compared with the software twin by bits.
 
+mod wide;
+
 use super::{LANES, SUM_LANES, Scalar, Simd, math, reduce_sum, simd_kernel, sum16};
 use crate::ops::cpu_level::CpuLevel;
 
@@ -165,9 +167,10 @@ impl Results {
 
     /// Integers or bytes of a vector.
     fn whole<T: Copy>(&mut self, method: &'static str, x: T) {
-        assert_eq!(size_of::<T>(), 32);
-        // SAFETY: vectors are 32 bytes of plain data.
-        let words: [u32; 8] = unsafe { std::mem::transmute_copy(&x) };
+        assert!(size_of::<T>() == 32 || size_of::<T>() == 64);
+        let words = (&raw const x).cast::<u32>();
+        // SAFETY: vectors are 32 or 64 bytes of plain data.
+        let words = unsafe { std::slice::from_raw_parts(words, size_of::<T>() / 4) };
         self.0.push((method, words.to_vec()));
     }
 }
@@ -186,8 +189,12 @@ unsafe fn all_methods_body<V: Simd>(case: &Case, results: &mut Results) {
         integer_methods::<V>(case, results);
         byte_methods::<V>(case, results);
         sums_of_products::<V>(case, results);
-        products_of_matrices::<V>(case, results);
     }
+}
+
+simd_kernel! {
+    /// Products of matrices, on levels that have them and on the twin.
+    unsafe fn matrices(case: &Case, results: &mut Results) = products_of_matrices; products
 }
 
 #[inline(always)]
@@ -353,16 +360,28 @@ unsafe fn sums_of_products<V: Simd>(case: &Case, results: &mut Results) {
         for acc in accs.as_flattened() {
             results.whole("acc_add_rows", V::acc_widen(*acc));
         }
-        let weights = V::load_bytes(case.bytes[0].as_ptr());
-        let mut sums = V::load_i32(case.pairs[0].as_ptr());
-        for activations in &case.activations {
-            // Far from overflowing, as sums of a group are.
-            sums = V::madd_i16(V::dup_hi16(sums), V::splat_i32(1));
-            let activations = V::load_bytes(activations.as_ptr().cast());
-            sums = V::dot_i8(sums, weights, activations);
-            results.whole("dot_i8", sums);
+        let weights = V::signed(V::load_bytes(case.bytes[0].as_ptr()));
+        for two in case.activations.as_chunks::<2>().0 {
+            let fours = two.map(|row| [row[0], row[1], row[2], row[3]]);
+            let start = neg_pairs(&fours);
+            let mut sums = V::signed_start(&raw const start);
+            for four in &fours {
+                sums = V::dot_i8(sums, weights, V::splat4(four.as_ptr()));
+            }
+            results.whole("signed_start, dot_i8", sums);
         }
     }
+}
+
+/// -8 times the sums of the activations in both halves of a lane, as two i16.
+fn neg_pairs(fours: &[[i8; 4]]) -> i32 {
+    let mut halves = [0_i16; 2];
+    for four in fours {
+        for (i, x) in four.iter().enumerate() {
+            halves[i / 2] -= 8 * i16::from(*x);
+        }
+    }
+    pair(halves[0], halves[1])
 }
 
 #[inline(always)]
@@ -443,9 +462,32 @@ fn results(level: CpuLevel, case: &Case) -> Results {
 fn assert_levels_equal(case: &Case, what: &str) {
     let expected = results(CpuLevel::Scalar, case).0;
     for level in CpuLevel::available() {
-        for (found, expected) in results(level, case).0.iter().zip(&expected) {
-            assert_eq!(found, expected, "{level}, {what}");
-        }
+        assert_results_equal(
+            &results(level, case).0,
+            &expected,
+            &format!("{level}, {what}"),
+        );
+    }
+    let of = |level| {
+        let mut results = Results::default();
+        // SAFETY: the level is available, or the twin.
+        unsafe { matrices(level, case, &mut results) };
+        results.0
+    };
+    if CpuLevel::NeonI8mm.is_available() {
+        let what = format!("matrices, {what}");
+        assert_results_equal(&of(CpuLevel::NeonI8mm), &of(CpuLevel::Scalar), &what);
+    }
+}
+
+fn assert_results_equal(
+    found: &[(&'static str, Vec<u32>)],
+    expected: &[(&'static str, Vec<u32>)],
+    what: &str,
+) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert_eq!(found, expected, "{what}");
     }
 }
 
@@ -535,7 +577,7 @@ fn sums_of_16_bits_are_exact_up_to_the_documented_number_of_additions_and_no_fur
 
 #[test]
 fn a_signed_product_is_that_of_the_weights_size_with_the_signed_activation() {
-    // How AVX2 and AVX-512 multiply two signed bytes: |w| as an unsigned byte, x with the sign of w.
+    // How AVX2 multiplies two signed bytes: |w| as an unsigned byte, x with the sign of w. VNNI: w + 128, and 128 x taken off.
     for weight in i8::MIN..=i8::MAX {
         for activation in -127..=i8::MAX {
             let size = weight.unsigned_abs();
@@ -549,7 +591,8 @@ fn a_signed_product_is_that_of_the_weights_size_with_the_signed_activation() {
                 sums_of_16_bits([size; 4], [signed; 4], 1),
             ];
             assert_eq!(sixteen, exact, "{weight} * {activation}");
-            assert_eq!(sums_of_32_bits([size; 4], [signed; 4], 1), exact);
+            let moved = sums_of_32_bits([(weight as u8) ^ 0x80; 4], [activation; 4], 1);
+            assert_eq!(moved - 4 * 128 * i32::from(activation), exact);
         }
     }
 }

@@ -3,7 +3,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Avx2, Simd};
+use super::wide::{Two, Wide};
+use super::{Avx2, Bits, Simd, Zmm};
 
 /// 256-bit vectors of x86-64 with AVX-512 F, BW, VL and VNNI (`AVX512`), or with AVX-VNNI, whose instruction is the same in AVX2's encoding.
 ///
@@ -37,12 +38,43 @@ macro_rules! as_avx2 {
     )*};
 }
 
+/// Which vector of sixteen lanes belongs to it.
+#[allow(missing_docs)]
+pub trait Sixteen {
+    type Vector: Wide;
+}
+
+impl Sixteen for Vnni<true> {
+    type Vector = Zmm;
+}
+
+impl Sixteen for Vnni<false> {
+    type Vector = Two<Self>;
+}
+
+// SAFETY (all methods): as below.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const AVX512: bool> Bits for Vnni<AVX512> {
+    type Bytes = __m256i;
+
+    as_avx2! {
+        fn splat_u8(x: u8) -> __m256i;
+        fn and(a: __m256i, b: __m256i) -> __m256i;
+        fn or(a: __m256i, b: __m256i) -> __m256i;
+        fn shr16<const N>(a: __m256i) -> __m256i;
+        fn shl16<const N>(a: __m256i) -> __m256i;
+    }
+}
+
 // SAFETY (all methods): the CPU has the AVX2 level and AVX-512 F, BW, VL and VNNI, or AVX-VNNI, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const AVX512: bool> Simd for Vnni<AVX512> {
+impl<const AVX512: bool> Simd for Vnni<AVX512>
+where
+    Self: Sixteen,
+{
     type F32 = __m256;
     type I32 = __m256i;
-    type Bytes = __m256i;
+    type Wide = <Self as Sixteen>::Vector;
     /// 8 × i32.
     type Acc = __m256i;
 
@@ -80,16 +112,11 @@ impl<const AVX512: bool> Simd for Vnni<AVX512> {
         fn madd_i16(a: __m256i, b: __m256i) -> __m256i;
 
         fn load_bytes(p: *const u8) -> __m256i;
-        fn splat_u8(x: u8) -> __m256i;
         fn store_bytes(p: *mut u8, x: __m256i);
         fn store_i32(p: *mut i32, x: __m256i);
         fn load_nibbles(p: *const u8) -> __m256i;
         fn load_bits(p: *const u8, value: u8) -> __m256i;
         fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8];
-        fn and(a: __m256i, b: __m256i) -> __m256i;
-        fn or(a: __m256i, b: __m256i) -> __m256i;
-        fn shr16<const N>(a: __m256i) -> __m256i;
-        fn shl16<const N>(a: __m256i) -> __m256i;
         fn lookup16(table: *const i8, index: __m256i) -> __m256i;
         fn splat4(p: *const i8) -> __m256i;
 
@@ -109,16 +136,18 @@ impl<const AVX512: bool> Simd for Vnni<AVX512> {
         // Both halves of a lane hold the factor: shifting the upper one down extends its sign.
         unsafe { _mm256_mullo_epi32(acc, _mm256_srai_epi32::<16>(factor)) }
     }
+    /// Plus 128.
+    #[inline(always)]
+    unsafe fn signed(weights: __m256i) -> __m256i {
+        unsafe { _mm256_xor_si256(weights, _mm256_set1_epi8(-128)) }
+    }
+    #[inline(always)]
+    unsafe fn signed_start(p: *const i32) -> __m256i {
+        unsafe { Self::acc_start::<4>(p) }
+    }
     #[inline(always)]
     unsafe fn dot_i8(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
-        // |w| fits an unsigned byte (128 at most); the sums do not saturate.
-        unsafe {
-            dot::<AVX512>(
-                acc,
-                _mm256_abs_epi8(weights),
-                _mm256_sign_epi8(activations, weights),
-            )
-        }
+        unsafe { dot::<AVX512>(acc, weights, activations) }
     }
     /// (low + high) << `N` of the i16 pair at `p` in every lane.
     #[inline(always)]
