@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::Context;
 use super::buffer::Buffer;
-use super::simd::{LANES, Simd, Wide, simd_kernel};
+use super::simd::{LANES, SUM_LANES, Simd, Wide, simd_kernel};
 
 /// Bytes read in one measurement: well beyond the caches of most machines.
 const READ_BYTES: usize = 256 << 20;
@@ -126,47 +126,54 @@ simd_kernel! {
 #[inline(always)]
 unsafe fn int8_body<V: Simd>() -> f32 {
     // SAFETY: the caller's duty.
-    unsafe { wide_int8::<V::Wide>() }
+    unsafe {
+        match V::Wide::AT_ONCE {
+            1 => int8_rounds::<V::Wide, 1>(ROUNDS),
+            _ => int8_rounds::<V::Wide, 2>(ROUNDS / 2),
+        }
+    }
 }
 
+/// As many panels at once as the microkernel takes. The first lane of all sums.
 #[inline(always)]
-unsafe fn wide_int8<V: Wide>() -> f32 {
-    let weights = black_box([[3_u8; 64]; 8]);
+unsafe fn int8_rounds<V: Wide, const P: usize>(rounds: usize) -> f32 {
+    let weights = black_box([[[3_u8; 64]; 8]; P]);
     let x = black_box([7_i8; 128]);
     // SAFETY: the arrays hold what is read; the instruction set is the caller's duty.
     unsafe {
         let mut total = V::splat_i32(0);
-        for _ in 0..ROUNDS {
+        for _ in 0..rounds {
             // Else a round's sums could be the last one's.
-            let x = black_box(&x);
+            let x: *const i32 = black_box(&x).as_ptr().cast();
             if V::MATRICES {
                 let mut sums = [V::splat_i32(0); 4];
                 for c in 0..4 {
-                    let weights = [0, 1].map(|i| V::load_bytes(weights[2 * c + i].as_ptr()));
-                    V::dot_joined::<4, 4>(&mut sums, weights, x.as_ptr().add(c * 32).cast());
+                    let pair = [0, 1].map(|i| V::load_bytes(weights[0][2 * c + i].as_ptr()));
+                    V::dot_joined::<4, 4>(&mut sums, pair, x.add(c * 8));
                 }
                 for sum in sums {
                     total = V::add_i32(total, sum);
                 }
                 continue;
             }
-            let mut accs = [V::acc_zero(); 4];
-            for (c, weights) in weights.iter().enumerate() {
-                let weights = V::load_bytes(weights.as_ptr());
-                V::acc_add_rows(&mut accs, weights, x.as_ptr().add(c * 16).cast());
+            let mut accs = [[V::acc_zero(); 4]; P];
+            for c in 0..8 {
+                for (accs, weights) in accs.iter_mut().zip(&weights) {
+                    V::acc_add_rows(accs, V::load_bytes(weights[c].as_ptr()), x.add(c * 4));
+                }
             }
-            for acc in accs {
-                total = V::add_i32(total, V::acc_widen(acc));
+            for acc in accs.as_flattened() {
+                total = V::add_i32(total, V::acc_widen(*acc));
             }
         }
-        let mut lanes = [0_i32; 2 * LANES];
+        let mut lanes = [0_i32; SUM_LANES];
         V::store_i32(lanes.as_mut_ptr(), total);
         lanes[0] as f32
     }
 }
 
-/// What a round multiplies: twelve vectors.
-const F32_MACS: usize = 12 * LANES;
+/// What a round multiplies: twelve vectors of sixteen lanes.
+const F32_MACS: usize = 12 * SUM_LANES;
 
 simd_kernel! {
     /// Fused multiply-adds in registers.
@@ -175,17 +182,33 @@ simd_kernel! {
 
 #[inline(always)]
 unsafe fn f32_body<V: Simd>() -> f32 {
-    // SAFETY: no memory is touched; the instruction set is the caller's duty.
+    // SAFETY: the caller's duty. Twelve sums of eight lanes at once, or of sixteen: so many registers there are.
+    unsafe {
+        match V::Wide::AT_ONCE {
+            1 => f32_rounds::<V::Wide, 6>() + f32_rounds::<V::Wide, 6>(),
+            _ => f32_rounds::<V::Wide, 12>(),
+        }
+    }
+}
+
+/// The first lanes of `N` vectors, added up.
+#[inline(always)]
+unsafe fn f32_rounds<V: Wide, const N: usize>() -> f32 {
+    // SAFETY: the array holds a vector; the instruction set is the caller's duty.
     unsafe {
         let (a, b) = (V::splat(black_box(0.5)), V::splat(black_box(0.25)));
-        let mut sums = [V::splat(black_box(1.0)); 12];
+        let mut sums = [V::splat(black_box(1.0)); N];
         for _ in 0..ROUNDS {
             for sum in &mut sums {
                 *sum = V::fma(*sum, a, b);
             }
         }
-        let all = sums.into_iter().reduce(|a, b| V::add(a, b));
-        first_lane::<V>(all.expect("twelve"))
+        let firsts = sums.map(|sum| {
+            let mut lanes = [0.0_f32; SUM_LANES];
+            V::store(lanes.as_mut_ptr(), sum);
+            lanes[0]
+        });
+        firsts.iter().sum()
     }
 }
 

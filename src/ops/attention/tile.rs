@@ -11,7 +11,7 @@ use super::cpu::Work;
 use super::{AttentionOptions, TILE_KEYS};
 use crate::ops::kv_write::{BLOCK_TOKENS, KvElement};
 use crate::ops::simd::softmax::{Softened, soften};
-use crate::ops::simd::{LANES, Simd, math};
+use crate::ops::simd::{LANES, Simd, Vector, Wide, math};
 
 /// Rows of one pass over a tile.
 pub(super) const MAX_ROWS: usize = 4;
@@ -63,10 +63,13 @@ pub(super) unsafe fn own_tile<V: Simd, const WIDE: bool, const R: usize>(
     let coming = ahead.then_some(&value_pages);
     // SAFETY: the instruction set is the caller's duty.
     unsafe {
-        match R {
-            1 => scores::<V, WIDE, R, 4>(rows, &key_pages, coming, &mut weights),
-            2 => scores::<V, WIDE, R, 2>(rows, &key_pages, coming, &mut weights),
-            _ => scores::<V, WIDE, R, 1>(rows, &key_pages, coming, &mut weights),
+        // As many blocks at once as hide the latency of an addition, but few streams for the few rows that wait for memory.
+        match (R, V::Wide::AT_ONCE) {
+            (1, _) => scores::<V::Wide, WIDE, R, 4>(rows, &key_pages, coming, &mut weights),
+            (2, _) | (_, 2) => {
+                scores::<V::Wide, WIDE, R, 2>(rows, &key_pages, coming, &mut weights);
+            }
+            _ => scores::<V::Wide, WIDE, R, 1>(rows, &key_pages, coming, &mut weights),
         }
         let softened = soften_rows::<V, R>(work.options, rows, tile * TILE_KEYS, &mut weights);
         let keys = keys.start % TILE_KEYS..(keys.end - 1) % TILE_KEYS + 1;
@@ -85,12 +88,12 @@ const fn words(wide: bool) -> usize {
     }
 }
 
-/// Elements `at..at + 8` of a page.
+/// A vector of elements of a page, from `at` on.
 ///
 /// # Safety
 /// They lie in the page, whose elements are `WIDE`; the CPU has the instruction set of `V`.
 #[inline(always)]
-unsafe fn load<V: Simd, const WIDE: bool>(page: *const u16, at: usize) -> V::F32 {
+unsafe fn load<V: Vector, const WIDE: bool>(page: *const u16, at: usize) -> V::F32 {
     // SAFETY: the caller's duty; loads need no alignment.
     unsafe {
         if WIDE {
@@ -104,7 +107,7 @@ unsafe fn load<V: Simd, const WIDE: bool>(page: *const u16, at: usize) -> V::F32
 /// `weights[r][key in tile] = q_r · key`: one chain of fused multiply-adds over the features. `B` blocks at a time, for as many
 /// chains at once as hide the latency of an addition.
 #[inline(always)]
-unsafe fn scores<V: Simd, const WIDE: bool, const R: usize, const B: usize>(
+unsafe fn scores<V: Wide, const WIDE: bool, const R: usize, const B: usize>(
     rows: &[Row<'_>; R],
     pages: &Blocks<'_>,
     coming: Option<&Blocks<'_>>,
@@ -119,11 +122,11 @@ unsafe fn scores<V: Simd, const WIDE: bool, const R: usize, const B: usize>(
         // SAFETY: a page has `key_dim` rows of 16 elements, each q has `key_dim` elements, and the blocks lie in the tile. What is
         // fetched need not be readable.
         unsafe {
-            let mut acc = [[[V::splat(0.0); 2]; B]; R];
+            let mut acc = [[V::splat(0.0); B]; R];
             for d in 0..key_dim {
-                let mut keys = [[V::splat(0.0); 2]; B];
+                let mut keys = [V::splat(0.0); B];
                 for b in 0..B {
-                    keys[b] = [0, LANES].map(|i| load::<V, WIDE>(page[b], d * BLOCK_TOKENS + i));
+                    keys[b] = load::<V, WIDE>(page[b], d * BLOCK_TOKENS);
                     if let Some(coming) = coming {
                         V::prefetch(
                             coming[first + b]
@@ -136,16 +139,14 @@ unsafe fn scores<V: Simd, const WIDE: bool, const R: usize, const B: usize>(
                 for r in 0..R {
                     let q = V::splat(*rows[r].q.get_unchecked(d));
                     for b in 0..B {
-                        acc[r][b][0] = V::fma(q, keys[b][0], acc[r][b][0]);
-                        acc[r][b][1] = V::fma(q, keys[b][1], acc[r][b][1]);
+                        acc[r][b] = V::fma(q, keys[b], acc[r][b]);
                     }
                 }
             }
             for r in 0..R {
                 for b in 0..B {
                     let out = weights[r].as_mut_ptr().add((first + b) * BLOCK_TOKENS);
-                    V::store(out, acc[r][b][0]);
-                    V::store(out.add(LANES), acc[r][b][1]);
+                    V::store(out, acc[r][b]);
                 }
             }
         }
@@ -202,28 +203,28 @@ unsafe fn weighted_values<V: Simd, const WIDE: bool, const R: usize>(
     let mut d = 0;
     // SAFETY: the features lie inside a padded row; the instruction set is the caller's duty.
     unsafe {
-        while R == 1 && d + 8 * LANES <= stride {
-            value_columns::<V, WIDE, R, 8>(pages, stride, keys, weights, coming, own, d);
-            d += 8 * LANES;
+        let most = const { 4 / R.next_power_of_two() * V::Wide::AT_ONCE };
+        macro_rules! columns {
+            ($vector:ty, $count:literal) => {
+                while $count <= most && d + $count * <$vector>::WIDTH <= stride {
+                    value_columns::<$vector, WIDE, R, $count>(
+                        pages, stride, keys, weights, coming, own, d,
+                    );
+                    d += $count * <$vector>::WIDTH;
+                }
+            };
         }
-        while R <= 2 && d + 4 * LANES <= stride {
-            value_columns::<V, WIDE, R, 4>(pages, stride, keys, weights, coming, own, d);
-            d += 4 * LANES;
-        }
-        while d + 2 * LANES <= stride {
-            value_columns::<V, WIDE, R, 2>(pages, stride, keys, weights, coming, own, d);
-            d += 2 * LANES;
-        }
-        while d < stride {
-            value_columns::<V, WIDE, R, 1>(pages, stride, keys, weights, coming, own, d);
-            d += LANES;
-        }
+        columns!(V::Wide, 8);
+        columns!(V::Wide, 4);
+        columns!(V::Wide, 2);
+        columns!(V::Wide, 1);
+        columns!(V, 1);
     }
 }
 
-/// Features `d..d + 8 W` of [`weighted_values`].
+/// Features of `W` vectors from `d` on of [`weighted_values`].
 #[inline(always)]
-unsafe fn value_columns<V: Simd, const WIDE: bool, const R: usize, const W: usize>(
+unsafe fn value_columns<V: Vector, const WIDE: bool, const R: usize, const W: usize>(
     pages: &Blocks<'_>,
     stride: usize,
     keys: &Range<usize>,
@@ -232,7 +233,7 @@ unsafe fn value_columns<V: Simd, const WIDE: bool, const R: usize, const W: usiz
     own: &mut [f32],
     d: usize,
 ) {
-    // SAFETY: pages have 16 rows of `stride` elements, `own` has R rows of `stride`, and `d + 8 W` is at most `stride`. What is
+    // SAFETY: pages have 16 rows of `stride` elements, `own` has R rows of `stride`, and `d` and `W` vectors are at most `stride`. What is
     // fetched need not be readable.
     unsafe {
         let mut acc = [[V::splat(0.0); W]; R];
@@ -240,7 +241,7 @@ unsafe fn value_columns<V: Simd, const WIDE: bool, const R: usize, const W: usiz
             if let Some(coming) = coming {
                 // These features' share of the lines.
                 let len = coming[block].len();
-                let share = len * d / stride..len * (d + W * LANES) / stride;
+                let share = len * d / stride..len * (d + W * V::WIDTH) / stride;
                 for at in share.step_by(LINE) {
                     V::prefetch(coming[block].as_ptr().wrapping_add(at).cast());
                 }
@@ -250,7 +251,7 @@ unsafe fn value_columns<V: Simd, const WIDE: bool, const R: usize, const W: usiz
             for key in keys.start.max(block * BLOCK_TOKENS)..end {
                 let at = key % BLOCK_TOKENS * stride + d;
                 let values: [V::F32; W] =
-                    std::array::from_fn(|i| load::<V, WIDE>(page, at + i * LANES));
+                    std::array::from_fn(|i| load::<V, WIDE>(page, at + i * V::WIDTH));
                 for r in 0..R {
                     let weight = V::splat(*weights[r].get_unchecked(key));
                     for i in 0..W {
@@ -261,7 +262,10 @@ unsafe fn value_columns<V: Simd, const WIDE: bool, const R: usize, const W: usiz
         }
         for r in 0..R {
             for i in 0..W {
-                V::store(own.as_mut_ptr().add(r * stride + d + i * LANES), acc[r][i]);
+                V::store(
+                    own.as_mut_ptr().add(r * stride + d + i * V::WIDTH),
+                    acc[r][i],
+                );
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{Packed, Product};
 use crate::ops::Rows;
 use crate::ops::aligned::Aligned;
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::simd::{LANES, SUM_LANES, Simd, Wide, at_once, reduce_sum, simd_kernel};
+use crate::ops::simd::{LANES, SUM_LANES, Simd, Vector, Wide, at_once, reduce_sum, simd_kernel};
 use crate::quant::Encoding;
 use crate::threads::Disjoint;
 

@@ -1,25 +1,25 @@
 //! Parts of bytes, moved to where a code needs them. Shifts cross bytes; what crosses is masked away.
 #![allow(unsafe_code)]
 
-use crate::ops::simd::Bits;
+use crate::ops::simd::Vector;
 
 /// The low four bits of every byte.
 #[inline(always)]
-pub(super) unsafe fn low_nibbles<V: Bits>(bytes: V::Bytes) -> V::Bytes {
+pub(super) unsafe fn low_nibbles<V: Vector>(bytes: V::Bytes) -> V::Bytes {
     // SAFETY: no memory is touched.
     unsafe { V::and(bytes, V::splat_u8(0x0f)) }
 }
 
 /// The high four bits of every byte.
 #[inline(always)]
-pub(super) unsafe fn high_nibbles<V: Bits>(bytes: V::Bytes) -> V::Bytes {
+pub(super) unsafe fn high_nibbles<V: Vector>(bytes: V::Bytes) -> V::Bytes {
     // SAFETY: no memory is touched.
     unsafe { V::and(V::shr16::<4>(bytes), V::splat_u8(0x0f)) }
 }
 
 /// Bit pair `t` of every byte, moved to bit 0.
 #[inline(always)]
-pub(super) unsafe fn pairs_to_0<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes {
+pub(super) unsafe fn pairs_to_0<V: Vector>(plane: V::Bytes, t: usize) -> V::Bytes {
     // SAFETY: no memory is touched.
     unsafe {
         let shifted = match t {
@@ -34,7 +34,7 @@ pub(super) unsafe fn pairs_to_0<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes 
 
 /// Bit pair `t` of every byte, moved to bit 4.
 #[inline(always)]
-pub(super) unsafe fn pairs_to_4<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes {
+pub(super) unsafe fn pairs_to_4<V: Vector>(plane: V::Bytes, t: usize) -> V::Bytes {
     // SAFETY: no memory is touched.
     unsafe {
         let shifted = match t {
@@ -49,7 +49,7 @@ pub(super) unsafe fn pairs_to_4<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes 
 
 /// Bit `t` of every byte, moved to bit 4.
 #[inline(always)]
-pub(super) unsafe fn bits_to_4<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes {
+pub(super) unsafe fn bits_to_4<V: Vector>(plane: V::Bytes, t: usize) -> V::Bytes {
     // SAFETY: no memory is touched.
     unsafe {
         let shifted = match t {
@@ -68,7 +68,7 @@ pub(super) unsafe fn bits_to_4<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes {
 
 /// Bit `t` of every byte, moved to bit 2.
 #[inline(always)]
-pub(super) unsafe fn bits_to_2<V: Bits>(plane: V::Bytes, t: usize) -> V::Bytes {
+pub(super) unsafe fn bits_to_2<V: Vector>(plane: V::Bytes, t: usize) -> V::Bytes {
     // SAFETY: no memory is touched.
     unsafe {
         let shifted = match t {

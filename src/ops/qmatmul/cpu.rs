@@ -11,7 +11,7 @@ use super::groups::{ExpandedGroup, Group, Header, PackedGroup, expand_group, for
 use super::layout::{Format, MAX_EXPANDED_BYTES, PANEL_ROWS};
 use crate::ops::aligned::Lined;
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::simd::{Simd, Wide, at_once, simd_kernel};
+use crate::ops::simd::{Simd, Vector, Wide, at_once, simd_kernel};
 
 /// How far ahead weights are fetched.
 const PREFETCH_BYTES: usize = 2048;

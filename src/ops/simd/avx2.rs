@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::wide::Two;
-use super::{Bits, Simd};
+use super::{LANES, Simd, Vector};
 
 /// 256-bit vectors of x86-64.
 #[derive(Debug, Clone, Copy)]
@@ -24,39 +24,10 @@ fn in_order(mut x: __m256i) -> __m256i {
 
 // SAFETY (all methods): as below.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Bits for Avx2 {
-    type Bytes = __m256i;
-
-    #[inline(always)]
-    unsafe fn splat_u8(x: u8) -> __m256i {
-        unsafe { _mm256_set1_epi8(x as i8) }
-    }
-    #[inline(always)]
-    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_and_si256(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_or_si256(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn shr16<const N: i32>(a: __m256i) -> __m256i {
-        unsafe { _mm256_srli_epi16::<N>(a) }
-    }
-    #[inline(always)]
-    unsafe fn shl16<const N: i32>(a: __m256i) -> __m256i {
-        unsafe { _mm256_slli_epi16::<N>(a) }
-    }
-}
-
-// SAFETY (all methods): the CPU has AVX2, FMA and F16C, and pointers are valid, by the trait's contract.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl Simd for Avx2 {
+impl Vector for Avx2 {
     type F32 = __m256;
-    type I32 = __m256i;
-    type Wide = Two<Self>;
-    /// 16 × i16: two partial sums per 32-bit lane.
-    type Acc = __m256i;
+    type Bytes = __m256i;
+    const WIDTH: usize = LANES;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
@@ -83,6 +54,53 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat_u8(x: u8) -> __m256i {
+        unsafe { _mm256_set1_epi8(x as i8) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shr16<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_srli_epi16::<N>(a) }
+    }
+    #[inline(always)]
+    unsafe fn shl16<const N: i32>(a: __m256i) -> __m256i {
+        unsafe { _mm256_slli_epi16::<N>(a) }
+    }
+}
+
+// SAFETY (all methods): the CPU has AVX2, FMA and F16C, and pointers are valid, by the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Simd for Avx2 {
+    type I32 = __m256i;
+    type Wide = Two<Self>;
+    /// 16 × i16: two partial sums per 32-bit lane.
+    type Acc = __m256i;
+
+    #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: __m256) {
         unsafe {
             let x = _mm256_max_ps(
@@ -97,20 +115,8 @@ impl Simd for Avx2 {
         unsafe { _mm256_add_ps(a, b) }
     }
     #[inline(always)]
-    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_sub_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_mul_ps(a, b) }
-    }
-    #[inline(always)]
     unsafe fn div(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_div_ps(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-        unsafe { _mm256_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn max(a: __m256, b: __m256) -> __m256 {
@@ -171,10 +177,6 @@ impl Simd for Avx2 {
                 _mm256_shuffle_ps::<0b11_01_11_01>(ab, cd),
             )
         }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
     #[inline(always)]

@@ -43,14 +43,36 @@ pub const LANES: usize = 8;
 /// Partial sums of a float dot product: element k goes to sum k mod 16 (`docs/architecture.md`, table of constants).
 pub const SUM_LANES: usize = 16;
 
-/// A vector of bytes whose bits are moved about.
+/// What vectors of any width have.
 ///
 /// # Safety
-/// Every method requires that the CPU has the instruction set. Methods are `#[inline(always)]` into kernels that were compiled for it.
+/// As for [`Simd`].
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub trait Bits: Copy + 'static {
+pub trait Vector: Copy + 'static {
+    /// 8 × f32 of [`Simd`], 16 of [`Wide`].
+    type F32: Copy;
     /// 32 bytes of [`Simd`], 64 of [`Wide`].
     type Bytes: Copy;
+    /// 32-bit lanes.
+    const WIDTH: usize;
+
+    unsafe fn splat(x: f32) -> Self::F32;
+    unsafe fn load(p: *const f32) -> Self::F32;
+    unsafe fn store(p: *mut f32, x: Self::F32);
+    /// Half-precision floats.
+    unsafe fn load_f16(p: *const u8) -> Self::F32;
+    /// Bfloat16.
+    unsafe fn load_bf16(p: *const u8) -> Self::F32;
+    unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
+    unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
+
+    /// A hint that the cache line at `p`, which need not be readable, will be read soon.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        let _ = p;
+    }
 
     unsafe fn splat_u8(x: u8) -> Self::Bytes;
     unsafe fn and(a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
@@ -68,31 +90,18 @@ pub trait Bits: Copy + 'static {
 /// readable (or writable); no alignment is required. Methods are `#[inline(always)]` into kernels that were compiled for
 /// the instruction set.
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub trait Simd: Bits {
+pub trait Simd: Vector {
     /// Sixteen lanes of the same instruction set, for the matrix products.
     type Wide: Wide;
-    /// 8 × f32.
-    type F32: Copy;
     /// 8 × i32; also 16 × i16 where a method says so.
     type I32: Copy;
     /// Sums of products of unsigned weight codes with signed activations, one per 32-bit lane, before widening.
     type Acc: Copy;
 
-    unsafe fn splat(x: f32) -> Self::F32;
-    unsafe fn load(p: *const f32) -> Self::F32;
-    unsafe fn store(p: *mut f32, x: Self::F32);
-    /// 8 half-precision floats.
-    unsafe fn load_f16(p: *const u8) -> Self::F32;
-    /// 8 bfloat16.
-    unsafe fn load_bf16(p: *const u8) -> Self::F32;
     /// To half precision, ties to even, finite values saturate at ±65504.
     unsafe fn store_f16(p: *mut u16, x: Self::F32);
     unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
-    unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
-    unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
     unsafe fn div(a: Self::F32, b: Self::F32) -> Self::F32;
-    /// `a * b + c`, rounded once.
-    unsafe fn fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     /// `a > b ? a : b` (so `b` when either is NaN).
     unsafe fn max(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a < b ? a : b`.
@@ -118,11 +127,6 @@ pub trait Simd: Bits {
         }
         // SAFETY: the array holds one vector.
         unsafe { Self::load(sums.as_ptr()) }
-    }
-    /// A hint that the cache line at `p`, which need not be readable, will be read soon.
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        let _ = p;
     }
 
     unsafe fn splat_i32(x: i32) -> Self::I32;

@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::wide::Two;
-use super::{Bits, Simd};
+use super::{LANES, Simd, Vector};
 
 /// Pairs of 128-bit vectors of aarch64. `DOT`: byte products with `sdot`.
 #[derive(Debug, Clone, Copy)]
@@ -23,10 +23,15 @@ macro_rules! in_both {
 
 // SAFETY (all methods): as below.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const DOT: bool> Bits for Neon<DOT> {
+impl<const DOT: bool> Vector for Neon<DOT> {
+    type F32 = float32x4x2_t;
     type Bytes = uint8x16x2_t;
+    const WIDTH: usize = LANES;
 
     in_both! {
+        fn sub(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vsubq_f32;
+        fn mul(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vmulq_f32;
+        fn fma(a: float32x4x2_t, b: float32x4x2_t, c: float32x4x2_t) -> float32x4x2_t = fma;
         fn and(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t = vandq_u8;
         fn or(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t = vorrq_u8;
         fn shr16<const N>(a: uint8x16x2_t) -> uint8x16x2_t = shr16::<N>;
@@ -34,48 +39,15 @@ impl<const DOT: bool> Bits for Neon<DOT> {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe {
+            asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
+        }
+    }
+    #[inline(always)]
     unsafe fn splat_u8(x: u8) -> uint8x16x2_t {
         unsafe { uint8x16x2_t(vdupq_n_u8(x), vdupq_n_u8(x)) }
     }
-}
-
-// SAFETY (all methods): the CPU has NEON, dot products when `DOT`, and pointers are valid, by the trait's contract.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl<const DOT: bool> Simd for Neon<DOT> {
-    type F32 = float32x4x2_t;
-    type I32 = int32x4x2_t;
-    type Wide = Two<Self>;
-    /// 8 × i32.
-    type Acc = int32x4x2_t;
-
-    in_both! {
-        fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vaddq_f32;
-        fn sub(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vsubq_f32;
-        fn mul(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vmulq_f32;
-        fn div(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vdivq_f32;
-        fn fma(a: float32x4x2_t, b: float32x4x2_t, c: float32x4x2_t) -> float32x4x2_t = fma;
-        fn max(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = greater;
-        fn min(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = lesser;
-        fn abs(a: float32x4x2_t) -> float32x4x2_t = vabsq_f32;
-        fn zero_below(value: float32x4x2_t, x: float32x4x2_t, limit: float32x4x2_t) -> float32x4x2_t = zero_below;
-        fn round_to_i32(x: float32x4x2_t) -> int32x4x2_t = vcvtnq_s32_f32;
-        fn exp2i(n: int32x4x2_t) -> float32x4x2_t = exp2i;
-        fn to_f32(x: int32x4x2_t) -> float32x4x2_t = vcvtq_f32_s32;
-
-        fn add_i32(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = vaddq_s32;
-        fn sub_i32(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = vsubq_s32;
-        fn shl_i32<const N>(a: int32x4x2_t) -> int32x4x2_t = vshlq_n_s32::<N>;
-        fn dup_lo16(a: int32x4x2_t) -> int32x4x2_t = dup_lo16;
-        fn dup_hi16(a: int32x4x2_t) -> int32x4x2_t = dup_hi16;
-        fn madd_i16(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = madd_i16;
-
-
-        // Weights of `acc_add` are below 64: the same bytes signed.
-        fn acc_add(acc: int32x4x2_t, weights: uint8x16x2_t, activations: uint8x16x2_t) -> int32x4x2_t = dot::<DOT>;
-        fn acc_widen_scaled(acc: int32x4x2_t, factor: int32x4x2_t) -> int32x4x2_t = scale;
-        fn dot_i8(acc: int32x4x2_t, weights: uint8x16x2_t, activations: uint8x16x2_t) -> int32x4x2_t = dot::<DOT>;
-    }
-
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4x2_t {
         unsafe { float32x4x2_t(vdupq_n_f32(x), vdupq_n_f32(x)) }
@@ -111,6 +83,41 @@ impl<const DOT: bool> Simd for Neon<DOT> {
             )
         }
     }
+}
+
+// SAFETY (all methods): the CPU has NEON, dot products when `DOT`, and pointers are valid, by the trait's contract.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl<const DOT: bool> Simd for Neon<DOT> {
+    type I32 = int32x4x2_t;
+    type Wide = Two<Self>;
+    /// 8 × i32.
+    type Acc = int32x4x2_t;
+
+    in_both! {
+        fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vaddq_f32;
+        fn div(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vdivq_f32;
+        fn max(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = greater;
+        fn min(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = lesser;
+        fn abs(a: float32x4x2_t) -> float32x4x2_t = vabsq_f32;
+        fn zero_below(value: float32x4x2_t, x: float32x4x2_t, limit: float32x4x2_t) -> float32x4x2_t = zero_below;
+        fn round_to_i32(x: float32x4x2_t) -> int32x4x2_t = vcvtnq_s32_f32;
+        fn exp2i(n: int32x4x2_t) -> float32x4x2_t = exp2i;
+        fn to_f32(x: int32x4x2_t) -> float32x4x2_t = vcvtq_f32_s32;
+
+        fn add_i32(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = vaddq_s32;
+        fn sub_i32(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = vsubq_s32;
+        fn shl_i32<const N>(a: int32x4x2_t) -> int32x4x2_t = vshlq_n_s32::<N>;
+        fn dup_lo16(a: int32x4x2_t) -> int32x4x2_t = dup_lo16;
+        fn dup_hi16(a: int32x4x2_t) -> int32x4x2_t = dup_hi16;
+        fn madd_i16(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t = madd_i16;
+
+
+        // Weights of `acc_add` are below 64: the same bytes signed.
+        fn acc_add(acc: int32x4x2_t, weights: uint8x16x2_t, activations: uint8x16x2_t) -> int32x4x2_t = dot::<DOT>;
+        fn acc_widen_scaled(acc: int32x4x2_t, factor: int32x4x2_t) -> int32x4x2_t = scale;
+        fn dot_i8(acc: int32x4x2_t, weights: uint8x16x2_t, activations: uint8x16x2_t) -> int32x4x2_t = dot::<DOT>;
+    }
+
     #[inline(always)]
     unsafe fn store_f16(p: *mut u16, x: float32x4x2_t) {
         unsafe {
@@ -223,12 +230,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
                 let half = if i < 4 { upper } else { lower };
                 uint8x16x2_t(half[0][i % 4], half[1][i % 4])
             })
-        }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe {
-            asm!("prfm pldl1keep, [{}]", in(reg) p, options(nostack, readonly, preserves_flags))
         }
     }
     #[inline(always)]

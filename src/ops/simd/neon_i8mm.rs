@@ -5,7 +5,7 @@ use std::arch::aarch64::*;
 use std::arch::asm;
 
 use super::wide::Two;
-use super::{Bits, Neon, Simd};
+use super::{LANES, Neon, Simd, Vector};
 
 /// [`Neon`] with dot products, and `smmla` for several rows of activations.
 ///
@@ -28,10 +28,21 @@ macro_rules! as_dot {
 
 // SAFETY (all methods): as below.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Bits for NeonI8mm {
+impl Vector for NeonI8mm {
+    type F32 = float32x4x2_t;
     type Bytes = uint8x16x2_t;
+    const WIDTH: usize = LANES;
 
     as_dot! {
+        fn prefetch(p: *const u8);
+        fn splat(x: f32) -> float32x4x2_t;
+        fn load(p: *const f32) -> float32x4x2_t;
+        fn store(p: *mut f32, x: float32x4x2_t);
+        fn load_f16(p: *const u8) -> float32x4x2_t;
+        fn load_bf16(p: *const u8) -> float32x4x2_t;
+        fn sub(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
+        fn mul(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
+        fn fma(a: float32x4x2_t, b: float32x4x2_t, c: float32x4x2_t) -> float32x4x2_t;
         fn splat_u8(x: u8) -> uint8x16x2_t;
         fn and(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t;
         fn or(a: uint8x16x2_t, b: uint8x16x2_t) -> uint8x16x2_t;
@@ -43,24 +54,15 @@ impl Bits for NeonI8mm {
 // SAFETY (all methods): the CPU has NEON, dot products and i8mm, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Simd for NeonI8mm {
-    type F32 = float32x4x2_t;
     type I32 = int32x4x2_t;
     type Wide = Two<Self>;
     /// 8 × i32.
     type Acc = int32x4x2_t;
 
     as_dot! {
-        fn splat(x: f32) -> float32x4x2_t;
-        fn load(p: *const f32) -> float32x4x2_t;
-        fn store(p: *mut f32, x: float32x4x2_t);
-        fn load_f16(p: *const u8) -> float32x4x2_t;
-        fn load_bf16(p: *const u8) -> float32x4x2_t;
         fn store_f16(p: *mut u16, x: float32x4x2_t);
         fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
-        fn sub(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
-        fn mul(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn div(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
-        fn fma(a: float32x4x2_t, b: float32x4x2_t, c: float32x4x2_t) -> float32x4x2_t;
         fn max(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn min(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn abs(a: float32x4x2_t) -> float32x4x2_t;
@@ -69,7 +71,6 @@ impl Simd for NeonI8mm {
         fn exp2i(n: int32x4x2_t) -> float32x4x2_t;
         fn to_f32(x: int32x4x2_t) -> float32x4x2_t;
         fn reduce8(vectors: [float32x4x2_t; 8]) -> float32x4x2_t;
-        fn prefetch(p: *const u8);
 
         fn splat_i32(x: i32) -> int32x4x2_t;
         fn add_i32(a: int32x4x2_t, b: int32x4x2_t) -> int32x4x2_t;

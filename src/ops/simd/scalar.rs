@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::wide::Two;
-use super::{Bits, Simd};
+use super::{LANES, Simd, Vector};
 
 /// Portable vectors: arrays and loops.
 #[derive(Debug, Clone, Copy)]
@@ -49,38 +49,10 @@ fn dot4(acc: I, product: impl Fn(usize) -> i32) -> I {
     std::array::from_fn(|lane| acc[lane] + (0..4).map(|i| product(4 * lane + i)).sum::<i32>())
 }
 
-impl Bits for Scalar {
-    type Bytes = B;
-
-    #[inline]
-    unsafe fn splat_u8(x: u8) -> B {
-        [x; 32]
-    }
-    #[inline]
-    unsafe fn and(a: B, b: B) -> B {
-        std::array::from_fn(|i| a[i] & b[i])
-    }
-    #[inline]
-    unsafe fn or(a: B, b: B) -> B {
-        std::array::from_fn(|i| a[i] | b[i])
-    }
-    #[inline]
-    unsafe fn shr16<const N: i32>(a: B) -> B {
-        words(a, |w| w >> N)
-    }
-    #[inline]
-    unsafe fn shl16<const N: i32>(a: B) -> B {
-        words(a, |w| w << N)
-    }
-}
-
-// SAFETY (all methods): pointers are valid for the bytes read or written by the trait's contract, and are accessed unaligned.
-// The byte products are calls: inlined into every kernel they would be most of the program.
-impl Simd for Scalar {
+impl Vector for Scalar {
     type F32 = F;
-    type I32 = I;
-    type Wide = Two<Self>;
-    type Acc = I;
+    type Bytes = B;
+    const WIDTH: usize = LANES;
 
     #[inline]
     unsafe fn splat(x: f32) -> F {
@@ -111,6 +83,48 @@ impl Simd for Scalar {
         })
     }
     #[inline]
+    unsafe fn sub(a: F, b: F) -> F {
+        pairs(a, b, |a, b| a - b)
+    }
+    #[inline]
+    unsafe fn mul(a: F, b: F) -> F {
+        pairs(a, b, |a, b| a * b)
+    }
+    #[inline]
+    unsafe fn fma(a: F, b: F, c: F) -> F {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
+    }
+
+    #[inline]
+    unsafe fn splat_u8(x: u8) -> B {
+        [x; 32]
+    }
+    #[inline]
+    unsafe fn and(a: B, b: B) -> B {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+    #[inline]
+    unsafe fn or(a: B, b: B) -> B {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline]
+    unsafe fn shr16<const N: i32>(a: B) -> B {
+        words(a, |w| w >> N)
+    }
+    #[inline]
+    unsafe fn shl16<const N: i32>(a: B) -> B {
+        words(a, |w| w << N)
+    }
+}
+
+// SAFETY (all methods): pointers are valid for the bytes read or written by the trait's contract, and are accessed unaligned.
+// The byte products are calls: inlined into every kernel they would be most of the program.
+impl Simd for Scalar {
+    type I32 = I;
+    type Wide = Two<Self>;
+    type Acc = I;
+
+    #[inline]
     unsafe fn store_f16(p: *mut u16, x: F) {
         let bits = lanes(x, |x| f16::from_f32(clamp_f16(x)).to_bits());
         // SAFETY: the trait's contract.
@@ -121,20 +135,8 @@ impl Simd for Scalar {
         pairs(a, b, |a, b| a + b)
     }
     #[inline]
-    unsafe fn sub(a: F, b: F) -> F {
-        pairs(a, b, |a, b| a - b)
-    }
-    #[inline]
-    unsafe fn mul(a: F, b: F) -> F {
-        pairs(a, b, |a, b| a * b)
-    }
-    #[inline]
     unsafe fn div(a: F, b: F) -> F {
         pairs(a, b, |a, b| a / b)
-    }
-    #[inline]
-    unsafe fn fma(a: F, b: F, c: F) -> F {
-        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
     #[inline]
     unsafe fn max(a: F, b: F) -> F {

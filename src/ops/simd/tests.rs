@@ -2,7 +2,7 @@
 
 mod wide;
 
-use super::{LANES, SUM_LANES, Scalar, Simd, math, reduce_sum, simd_kernel, sum16};
+use super::{LANES, SUM_LANES, Scalar, Simd, Vector, math, reduce_sum, simd_kernel, sum16};
 use crate::ops::cpu_level::CpuLevel;
 
 /// Operands of one round; each is within what the trait allows.

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use super::wide::{Two, Wide};
-use super::{Avx2, Bits, Simd, Zmm};
+use super::{Avx2, LANES, Simd, Vector, Zmm};
 
 /// 256-bit vectors of x86-64 with AVX-512 F, BW, VL and VNNI (`AVX512`), or with AVX-VNNI, whose instruction is the same in AVX2's encoding.
 ///
@@ -54,10 +54,21 @@ impl Sixteen for Vnni<false> {
 
 // SAFETY (all methods): as below.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<const AVX512: bool> Bits for Vnni<AVX512> {
+impl<const AVX512: bool> Vector for Vnni<AVX512> {
+    type F32 = __m256;
     type Bytes = __m256i;
+    const WIDTH: usize = LANES;
 
     as_avx2! {
+        fn prefetch(p: *const u8);
+        fn splat(x: f32) -> __m256;
+        fn load(p: *const f32) -> __m256;
+        fn store(p: *mut f32, x: __m256);
+        fn load_f16(p: *const u8) -> __m256;
+        fn load_bf16(p: *const u8) -> __m256;
+        fn sub(a: __m256, b: __m256) -> __m256;
+        fn mul(a: __m256, b: __m256) -> __m256;
+        fn fma(a: __m256, b: __m256, c: __m256) -> __m256;
         fn splat_u8(x: u8) -> __m256i;
         fn and(a: __m256i, b: __m256i) -> __m256i;
         fn or(a: __m256i, b: __m256i) -> __m256i;
@@ -72,24 +83,15 @@ impl<const AVX512: bool> Simd for Vnni<AVX512>
 where
     Self: Sixteen,
 {
-    type F32 = __m256;
     type I32 = __m256i;
     type Wide = <Self as Sixteen>::Vector;
     /// 8 × i32.
     type Acc = __m256i;
 
     as_avx2! {
-        fn splat(x: f32) -> __m256;
-        fn load(p: *const f32) -> __m256;
-        fn store(p: *mut f32, x: __m256);
-        fn load_f16(p: *const u8) -> __m256;
-        fn load_bf16(p: *const u8) -> __m256;
         fn store_f16(p: *mut u16, x: __m256);
         fn add(a: __m256, b: __m256) -> __m256;
-        fn sub(a: __m256, b: __m256) -> __m256;
-        fn mul(a: __m256, b: __m256) -> __m256;
         fn div(a: __m256, b: __m256) -> __m256;
-        fn fma(a: __m256, b: __m256, c: __m256) -> __m256;
         fn max(a: __m256, b: __m256) -> __m256;
         fn min(a: __m256, b: __m256) -> __m256;
         fn abs(a: __m256) -> __m256;
@@ -98,7 +100,6 @@ where
         fn exp2i(n: __m256i) -> __m256;
         fn to_f32(x: __m256i) -> __m256;
         fn reduce8(vectors: [__m256; 8]) -> __m256;
-        fn prefetch(p: *const u8);
 
         fn splat_i32(x: i32) -> __m256i;
         fn add_i32(a: __m256i, b: __m256i) -> __m256i;

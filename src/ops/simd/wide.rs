@@ -3,16 +3,14 @@
 
 use std::marker::PhantomData;
 
-use super::{Bits, LANES, Simd};
+use super::{LANES, Simd, Vector};
 
 /// Sixteen 32-bit lanes, or 64 bytes. Methods that have the name of one of [`Simd`] do the same, in twice the lanes.
 ///
 /// # Safety
 /// As for [`Simd`].
 #[allow(missing_docs, clippy::missing_safety_doc)]
-pub trait Wide: Bits {
-    /// 16 × f32.
-    type F32: Copy;
+pub trait Wide: Vector {
     /// 16 × i32; also 32 × i16 where a method says so.
     type I32: Copy;
     /// Sums of products of unsigned weight codes with signed activations, one per 32-bit lane, before widening.
@@ -23,18 +21,8 @@ pub trait Wide: Bits {
     /// [`Simd::MATRICES`]; levels without them need not have the methods for them.
     const MATRICES: bool;
 
-    unsafe fn splat(x: f32) -> Self::F32;
-    unsafe fn load(p: *const f32) -> Self::F32;
-    unsafe fn store(p: *mut f32, x: Self::F32);
-    unsafe fn load_f16(p: *const u8) -> Self::F32;
-    unsafe fn load_bf16(p: *const u8) -> Self::F32;
-    unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
-    unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
-    /// `a * b + c`, rounded once.
-    unsafe fn fma(a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32;
     unsafe fn exp2i(n: Self::I32) -> Self::F32;
     unsafe fn to_f32(x: Self::I32) -> Self::F32;
-    unsafe fn prefetch(p: *const u8);
 
     unsafe fn splat_i32(x: i32) -> Self::I32;
     unsafe fn add_i32(a: Self::I32, b: Self::I32) -> Self::I32;
@@ -125,25 +113,49 @@ macro_rules! loads {
 
 // SAFETY (all methods): the CPU has what `V` needs, and pointers are valid, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl<V: Simd> Bits for Two<V> {
+impl<V: Simd> Vector for Two<V> {
+    type F32 = [V::F32; 2];
     type Bytes = [V::Bytes; 2];
+    const WIDTH: usize = 2 * LANES;
 
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { V::prefetch(p) }
+    }
     #[inline(always)]
     unsafe fn splat_u8(x: u8) -> [V::Bytes; 2] {
         unsafe { [V::splat_u8(x); 2] }
     }
     twice! {
+        fn sub(a: F32, b: F32) -> F32;
+        fn mul(a: F32, b: F32) -> F32;
+        fn fma(a: F32, b: F32, c: F32) -> F32;
         fn and(a: Bytes, b: Bytes) -> Bytes;
         fn or(a: Bytes, b: Bytes) -> Bytes;
         fn shr16<const N>(a: Bytes) -> Bytes;
         fn shl16<const N>(a: Bytes) -> Bytes;
+    }
+    loads! {
+        fn load(*const f32, LANES) -> F32;
+        fn load_f16(*const u8, 2 * LANES) -> F32;
+        fn load_bf16(*const u8, 2 * LANES) -> F32;
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> [V::F32; 2] {
+        unsafe { [V::splat(x); 2] }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, [low, high]: [V::F32; 2]) {
+        unsafe {
+            V::store(p, low);
+            V::store(p.add(LANES), high);
+        }
     }
 }
 
 // SAFETY (all methods): as above.
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl<V: Simd> Wide for Two<V> {
-    type F32 = [V::F32; 2];
     type I32 = [V::I32; 2];
     type Acc = [V::Acc; 2];
 
@@ -151,9 +163,6 @@ impl<V: Simd> Wide for Two<V> {
     const MATRICES: bool = V::MATRICES;
 
     twice! {
-        fn sub(a: F32, b: F32) -> F32;
-        fn mul(a: F32, b: F32) -> F32;
-        fn fma(a: F32, b: F32, c: F32) -> F32;
         fn exp2i(n: I32) -> F32;
         fn to_f32(x: I32) -> F32;
         fn add_i32(a: I32, b: I32) -> I32;
@@ -167,28 +176,14 @@ impl<V: Simd> Wide for Two<V> {
         fn scale_i32(sums: I32, factor: I32) -> I32;
     }
     loads! {
-        fn load(*const f32, LANES) -> F32;
-        fn load_f16(*const u8, 2 * LANES) -> F32;
-        fn load_bf16(*const u8, 2 * LANES) -> F32;
         fn load_i32(*const i32, LANES) -> I32;
         fn load_u8_i32(*const u8, LANES) -> I32;
         fn load_i8_i16(*const u8, 2 * LANES) -> I32;
         fn load_bytes(*const u8, 4 * LANES) -> Bytes;
     }
     #[inline(always)]
-    unsafe fn splat(x: f32) -> [V::F32; 2] {
-        unsafe { [V::splat(x); 2] }
-    }
-    #[inline(always)]
     unsafe fn splat_i32(x: i32) -> [V::I32; 2] {
         unsafe { [V::splat_i32(x); 2] }
-    }
-    #[inline(always)]
-    unsafe fn store(p: *mut f32, [low, high]: [V::F32; 2]) {
-        unsafe {
-            V::store(p, low);
-            V::store(p.add(LANES), high);
-        }
     }
     #[inline(always)]
     unsafe fn store_i32(p: *mut i32, [low, high]: [V::I32; 2]) {
@@ -203,10 +198,6 @@ impl<V: Simd> Wide for Two<V> {
             V::store_bytes(p, low);
             V::store_bytes(p.add(4 * LANES), high);
         }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { V::prefetch(p) }
     }
     #[inline(always)]
     unsafe fn lookup16(table: *const i8, index: [V::Bytes; 2]) -> [V::Bytes; 2] {

@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Bits, Wide};
+use super::{Vector, Wide};
 
 /// 512-bit vectors of x86-64 with AVX-512 F, BW, VL and VNNI.
 #[derive(Debug, Clone, Copy)]
@@ -11,52 +11,10 @@ pub struct Zmm;
 
 // SAFETY (all methods): the CPU has the AVX2 level and AVX-512 F, BW, VL and VNNI, by the trait's contract.
 #[allow(clippy::undocumented_unsafe_blocks)]
-impl Bits for Zmm {
-    type Bytes = __m512i;
-
-    #[inline(always)]
-    unsafe fn splat_u8(x: u8) -> __m512i {
-        unsafe { _mm512_set1_epi8(x.cast_signed()) }
-    }
-    #[inline(always)]
-    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_and_si512(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_or_si512(a, b) }
-    }
-    #[inline(always)]
-    unsafe fn shr16<const N: i32>(a: __m512i) -> __m512i {
-        // A count in a register, for the intrinsic takes its constant as another type.
-        unsafe { _mm512_srl_epi16(a, _mm_cvtsi32_si128(N)) }
-    }
-    #[inline(always)]
-    unsafe fn shl16<const N: i32>(a: __m512i) -> __m512i {
-        unsafe { _mm512_sll_epi16(a, _mm_cvtsi32_si128(N)) }
-    }
-}
-
-/// Four bytes of memory in every lane.
-///
-/// # Safety
-/// The four bytes at `p` are readable; the CPU has AVX-512.
-#[inline(always)]
-unsafe fn splat4(p: *const i32) -> __m512i {
-    // SAFETY: the caller's duty.
-    unsafe { _mm512_set1_epi32(p.read_unaligned()) }
-}
-
-// SAFETY (all methods): as above, and pointers are valid.
-#[allow(clippy::undocumented_unsafe_blocks)]
-impl Wide for Zmm {
+impl Vector for Zmm {
     type F32 = __m512;
-    type I32 = __m512i;
-    /// 16 × i32.
-    type Acc = __m512i;
-
-    const AT_ONCE: usize = 2;
-    const MATRICES: bool = false;
+    type Bytes = __m512i;
+    const WIDTH: usize = 16;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -93,6 +51,54 @@ impl Wide for Zmm {
     unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
+
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn splat_u8(x: u8) -> __m512i {
+        unsafe { _mm512_set1_epi8(x.cast_signed()) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shr16<const N: i32>(a: __m512i) -> __m512i {
+        // A count in a register, for the intrinsic takes its constant as another type.
+        unsafe { _mm512_srl_epi16(a, _mm_cvtsi32_si128(N)) }
+    }
+    #[inline(always)]
+    unsafe fn shl16<const N: i32>(a: __m512i) -> __m512i {
+        unsafe { _mm512_sll_epi16(a, _mm_cvtsi32_si128(N)) }
+    }
+}
+
+/// Four bytes of memory in every lane.
+///
+/// # Safety
+/// The four bytes at `p` are readable; the CPU has AVX-512.
+#[inline(always)]
+unsafe fn splat4(p: *const i32) -> __m512i {
+    // SAFETY: the caller's duty.
+    unsafe { _mm512_set1_epi32(p.read_unaligned()) }
+}
+
+// SAFETY (all methods): as above, and pointers are valid.
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Wide for Zmm {
+    type I32 = __m512i;
+    /// 16 × i32.
+    type Acc = __m512i;
+
+    const AT_ONCE: usize = 2;
+    const MATRICES: bool = false;
+
     #[inline(always)]
     unsafe fn exp2i(n: __m512i) -> __m512 {
         unsafe {
@@ -103,10 +109,6 @@ impl Wide for Zmm {
     #[inline(always)]
     unsafe fn to_f32(x: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(p: *const u8) {
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 
     #[inline(always)]
