@@ -250,8 +250,10 @@ unsafe fn value_columns<V: Vector, const WIDE: bool, const R: usize, const W: us
             let end = keys.end.min((block + 1) * BLOCK_TOKENS);
             for key in keys.start.max(block * BLOCK_TOKENS)..end {
                 let at = key % BLOCK_TOKENS * stride + d;
-                let values: [V::F32; W] =
-                    std::array::from_fn(|i| load::<V, WIDE>(page, at + i * V::WIDTH));
+                let mut values = [V::splat(0.0); W];
+                for i in 0..W {
+                    values[i] = load::<V, WIDE>(page, at + i * V::WIDTH);
+                }
                 for r in 0..R {
                     let weight = V::splat(*weights[r].get_unchecked(key));
                     for i in 0..W {

@@ -5,16 +5,20 @@
     reason = "an index stands for a row or lane in several arrays at once"
 )]
 
+use std::mem::MaybeUninit;
+
 use super::activations::{ROW_WORDS, TILE_ROWS, Tile};
 use super::dots::add_group;
-use super::groups::{ExpandedGroup, Group, Header, PackedGroup, expand_group, format_of};
+use super::groups::{
+    ExpandedGroup, Group, Header, HeldGroup, PackedGroup, expand_group, format_of,
+};
 use super::layout::{Format, MAX_EXPANDED_BYTES, PANEL_ROWS};
 use crate::ops::aligned::Lined;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{Simd, Vector, Wide, at_once, simd_kernel};
 
 /// How far ahead weights are fetched.
-const PREFETCH_BYTES: usize = 2048;
+const PREFETCH_BYTES: usize = 8192;
 /// Sums of a tile: `[row of the tile][row of the panel]`.
 pub(super) type Sums = [[f32; PANEL_ROWS]; TILE_ROWS];
 /// Tiles for which the weights are unpacked group by group, in one pass.
@@ -234,27 +238,62 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
     let format = const { format_of(F) };
     let window = const { WINDOW_GROUPS / format_of(F).groups_per_block() };
     // SAFETY: all offsets stay inside the panel and the tiles, whose sizes the caller has checked; the records of a window fit
-    // `unpacked`.
+    // `unpacked`, and are written before they are read.
     unsafe {
-        let mut unpacked = Lined([0_u8; WINDOW_GROUPS * MAX_EXPANDED_BYTES]);
+        if let (2, [one, other]) = (V::Wide::AT_ONCE, tiles) {
+            return two_tiles::<V::Wide, F>(panel, blocks, [one, other], y);
+        }
+        let mut unpacked = MaybeUninit::<Lined<[u8; WINDOW_GROUPS * MAX_EXPANDED_BYTES]>>::uninit();
+        let unpacked = unpacked.as_mut_ptr().cast::<u8>();
         let mut at = panel;
         let mut walks: [Rows<'_>; FEW_TILES] =
             std::array::from_fn(|t| Rows::new(&tiles[t.min(tiles.len() - 1)]));
         y.fill(Sums::default());
         for first in (0..blocks).step_by(window) {
             let count = window.min(blocks - first);
-            at = expand_blocks::<V::Wide, F>(at, count, unpacked.0.as_mut_ptr());
+            at = expand_blocks::<V::Wide, F>(at, count, unpacked);
             for t in 0..tiles.len() {
                 let mut chains = [load_sums::<V::Wide, TILE_ROWS>(&y[t])];
-                let records = unpacked.0.as_ptr();
                 let groups = count * format.groups_per_block();
                 // The next window comes while the first tile passes over this one.
                 let next = (t == 0).then_some(at);
                 let x = &mut walks[t];
-                add_expanded::<V::Wide, F, 1>(records, groups, next, x, &mut chains);
+                add_expanded::<V::Wide, F, 1>(unpacked, groups, next, x, &mut chains);
                 store::<V::Wide, TILE_ROWS>(&chains[0], &mut y[t]);
             }
         }
+    }
+}
+
+/// [`few_tiles`] for two tiles, on levels that have registers for the weights and the sums of both.
+#[inline(always)]
+unsafe fn two_tiles<V: Wide, const F: u8>(
+    panel: *const u8,
+    blocks: usize,
+    tiles: [&Tile; 2],
+    y: &mut [Sums],
+) {
+    let format = const { format_of(F) };
+    // SAFETY: all offsets stay inside the panel and the tiles, whose sizes the caller has checked.
+    unsafe {
+        // By name and not in a loop, so that sums stay in registers.
+        let mut first = [[V::splat(0.0); TILE_ROWS]];
+        let mut second = first;
+        let [mut x, mut other_x] = tiles.map(Rows::new);
+        let mut at = panel;
+        for _ in 0..blocks {
+            let header = Header::load::<F>(at);
+            at = at.add(format.header_bytes());
+            for _ in 0..format.groups_per_block() {
+                prefetch_record::<V, F>(at.wrapping_add(PREFETCH_BYTES));
+                let group = [HeldGroup::new(&PackedGroup::<V, F> { record: at, header })];
+                x.next::<V, _, F, TILE_ROWS, 1>(&group, &mut first);
+                other_x.next::<V, _, F, TILE_ROWS, 1>(&group, &mut second);
+                at = at.add(format.record_bytes());
+            }
+        }
+        store::<V, TILE_ROWS>(&first[0], &mut y[0]);
+        store::<V, TILE_ROWS>(&second[0], &mut y[1]);
     }
 }
 
@@ -307,7 +346,13 @@ unsafe fn expanded_body<V: Simd, const F: u8, const P: usize>(
 #[inline(always)]
 unsafe fn load_sums<V: Wide, const M: usize>(y: &Sums) -> [V::F32; M] {
     // SAFETY: sixteen floats each.
-    std::array::from_fn(|m| unsafe { V::load(y[m].as_ptr()) })
+    unsafe {
+        let mut sums = [V::splat(0.0); M];
+        for m in 0..M {
+            sums[m] = V::load(y[m].as_ptr());
+        }
+        sums
+    }
 }
 
 #[inline(always)]
@@ -353,7 +398,10 @@ impl<'a> Rows<'a> {
                 }
                 // A row by its number, so that the sums need no addresses and stay in registers.
                 if rows & 1 != 0 {
-                    let mut one: [[V::F32; 1]; P] = std::array::from_fn(|p| [sums[p][m]]);
+                    let mut one = [[sums[0][m]]; P];
+                    for p in 1..P {
+                        one[p] = [sums[p][m]];
+                    }
                     add_group::<V, G, F, 1, P>(group, self.refinements, &mut one);
                     for p in 0..P {
                         [sums[p][m]] = one[p];

@@ -46,7 +46,11 @@ pub(super) unsafe fn add_group<
 ) {
     // SAFETY: `x` has the words of `M` rows; the groups are the caller's duty.
     unsafe {
-        let factors: [Factors<V>; P] = std::array::from_fn(|p| group[p].factors());
+        // Loops, for what a closure does is compiled without the instruction set where it is not inlined.
+        let mut factors = [group[0].factors(); P];
+        for p in 1..P {
+            factors[p] = group[p].factors();
+        }
         let dots = dots::<V, G, F, M, P>(group, &factors, x);
         let splat = |kind: usize, m: usize| V::splat(x.add(kind * M + m).cast::<f32>().read());
         for m in 0..M {
@@ -114,8 +118,11 @@ unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize
             Scheme::KScale16 { .. } | Scheme::KScaleMin16
         );
         for part in 0..CHUNKS / step {
-            let starts = std::array::from_fn(|m| start::<V, F, M>(x, part * step, m));
-            let mut accs: [[V::Acc; M]; P] = [starts; P];
+            let mut starts = [V::acc_zero(); M];
+            for m in 0..M {
+                starts[m] = start::<V, F, M>(x, part * step, m);
+            }
+            let mut accs = [starts; P];
             for c in part * step..(part + 1) * step {
                 for p in 0..P {
                     V::acc_add_rows(&mut accs[p], group[p].chunk(c), x.add(c * M));

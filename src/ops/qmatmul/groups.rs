@@ -143,6 +143,49 @@ impl<V: Wide, const F: u8> Group<V> for PackedGroup<V, F> {
     }
 }
 
+/// A packed record whose chunks and factors stay in registers, for several tiles.
+pub(super) struct HeldGroup<V: Wide> {
+    chunks: [V::Bytes; CHUNKS],
+    factors: Factors<V>,
+}
+
+impl<V: Wide> HeldGroup<V> {
+    #[inline(always)]
+    pub(super) unsafe fn new<const F: u8>(group: &PackedGroup<V, F>) -> Self {
+        // SAFETY: the caller's duty.
+        unsafe {
+            let mut chunks = [group.chunk(0); CHUNKS];
+            for c in 1..CHUNKS {
+                chunks[c] = group.chunk(c);
+            }
+            Self {
+                chunks,
+                factors: group.factors(),
+            }
+        }
+    }
+}
+
+impl<V: Wide> Group<V> for HeldGroup<V> {
+    #[inline(always)]
+    unsafe fn chunk(&self, c: usize) -> V::Bytes {
+        self.chunks[c]
+    }
+
+    const JOINED: bool = false;
+
+    #[inline(always)]
+    unsafe fn joined(&self, c: usize) -> [V::Bytes; 2] {
+        // SAFETY: registers only.
+        unsafe { V::join(self.chunks[c], self.chunks[c + 1]) }
+    }
+
+    #[inline(always)]
+    unsafe fn factors(&self) -> Factors<V> {
+        self.factors
+    }
+}
+
 /// A record of an expanded panel: eight chunks of whole bytes, then the vectors of [`Factors`] that the scheme has. On the levels with
 /// [`Wide::MATRICES`] the chunks are joined two by two.
 pub(super) struct ExpandedGroup<const F: u8> {

@@ -36,9 +36,10 @@ pub(super) unsafe fn dots_of_matrices<
     unsafe {
         let mut totals = [V::splat_i32(0); M];
         for part in 0..CHUNKS / step {
-            let mut sums: [V::I32; M] = std::array::from_fn(|m| {
-                V::acc_widen(start::<V, F, STRIDE>(x, part * step, m % STRIDE))
-            });
+            let mut sums = [V::splat_i32(0); M];
+            for m in 0..M {
+                sums[m] = V::acc_widen(start::<V, F, STRIDE>(x, part * step, m % STRIDE));
+            }
             for m in (0..M).step_by(2) {
                 [sums[m], sums[m + 1]] = V::to_matrices([sums[m], sums[m + 1]]);
             }
