@@ -164,8 +164,7 @@ impl Task<'_> {
         // Two rows of weights are two streams, which does not pay where memory is waited for.
         let at_once = match m {
             1 | 2 => 1,
-            // SAFETY: no more than the instruction set is needed, which the level stands for.
-            _ => unsafe { at_once(self.level) },
+            _ => at_once(self.level),
         };
         let step = at_once * m * SUM_LANES;
         // A row without elements has a part too: the sums must be written.

@@ -99,14 +99,14 @@ impl Panel<'_> {
     }
 
     /// `P` expanded panels, one behind the other, times a tile of [`TILE_ROWS`] rows; not on the scalar level, and at most as many as
-    /// [`panels_at_once`] says.
+    /// [`at_once`] says.
     pub(super) fn expanded_times<const P: usize>(&self, level: CpuLevel, tile: &Tile) -> [Sums; P] {
         let mut y = [Sums::default(); P];
         let panels = self.start(
             P * self.groups * self.format.expanded_bytes(),
             std::slice::from_ref(tile),
         );
-        assert!(tile.stride() == TILE_ROWS && P <= panels_at_once(level));
+        assert!(tile.stride() == TILE_ROWS && P <= at_once(level));
         macro_rules! call {
             ($format:expr) => {
                 expanded::<{ $format as u8 }, P>(level, panels, self.groups, tile, &mut y)
@@ -133,12 +133,6 @@ impl Panel<'_> {
         }
         self.bytes.as_ptr()
     }
-}
-
-/// How many expanded panels [`Panel::expanded_times`] takes.
-pub(super) fn panels_at_once(level: CpuLevel) -> usize {
-    // SAFETY: no more than the instruction set is needed, which the level stands for.
-    unsafe { at_once(level) }
 }
 
 /// Unpacks panels: what [`Panel::times`] would do for every tile again. Not on the scalar level.

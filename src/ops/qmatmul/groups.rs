@@ -155,8 +155,8 @@ impl<V: Wide> HeldGroup<V> {
         // SAFETY: the caller's duty.
         unsafe {
             let mut chunks = [group.chunk(0); CHUNKS];
-            for c in 1..CHUNKS {
-                chunks[c] = group.chunk(c);
+            for (c, chunk) in chunks.iter_mut().enumerate() {
+                *chunk = group.chunk(c);
             }
             Self {
                 chunks,

@@ -4,11 +4,12 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use super::activations::{TILE_ROWS, Tile};
-use super::cpu::{FEW_TILES, Panel, Sums, expand, panels_at_once};
+use super::cpu::{FEW_TILES, Panel, Sums, expand};
 use super::layout::PANEL_ROWS;
 use super::{GROUP, Product};
 use crate::ops::aligned::{Aligned, Lined};
 use crate::ops::cpu_level::CpuLevel;
+use crate::ops::simd::at_once;
 use crate::threads::Disjoint;
 
 /// Bytes of expanded weights that all tiles pass over before the next ones are expanded, per panel that is multiplied at once: a part
@@ -70,7 +71,7 @@ fn expand_and_multiply(
     let (w, tiles): (_, &[Tile]) = (product.w, product.x.tiles());
     let (format, groups, panel_bytes) = (w.format, w.cols / GROUP, w.panel_bytes());
     let expanded_bytes = groups * format.expanded_bytes();
-    let at_once = panels_at_once(level);
+    let at_once = at_once(level);
     let per_strip = (STRIP_BYTES / expanded_bytes.max(1)).max(1) * at_once;
     STRIP.with_borrow_mut(|strip| {
         strip.grow_to(per_strip * expanded_bytes);

@@ -25,6 +25,7 @@ pub mod wide;
 #[cfg(target_arch = "x86_64")]
 mod zmm;
 
+use super::cpu_level::CpuLevel;
 #[cfg(target_arch = "x86_64")]
 pub use avx2::Avx2;
 #[cfg(target_arch = "aarch64")]
@@ -381,9 +382,15 @@ macro_rules! simd_kernel {
 }
 pub(crate) use simd_kernel;
 
+/// [`Wide::AT_ONCE`] of a level of this CPU.
+pub fn at_once(level: CpuLevel) -> usize {
+    // SAFETY: the body needs the instruction set only, which the level stands for.
+    unsafe { at_once_kernel(level) }
+}
+
 simd_kernel! {
-    /// [`Wide::AT_ONCE`] of a level.
-    pub unsafe fn at_once() -> usize = at_once_body
+    /// [`at_once`].
+    unsafe fn at_once_kernel() -> usize = at_once_body
 }
 
 #[inline(always)]
