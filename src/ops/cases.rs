@@ -23,7 +23,7 @@ pub const PACKED: [Encoding; 12] = [
 
 /// (rows of activations, output features, input features) for packed weights: tiles that are full and not, panels that are
 /// full and not, one block and several.
-pub const PACKED_SHAPES: [(usize, usize, usize); 8] = [
+pub const PACKED_SHAPES: [(usize, usize, usize); 10] = [
     (1, 8, 256),
     (1, 19, 512),
     (2, 9, 256),
@@ -31,7 +31,11 @@ pub const PACKED_SHAPES: [(usize, usize, usize); 8] = [
     (4, 16, 256),
     (5, 24, 256),
     (8, 16, 512),
+    // Three tiles, and two windows of their groups.
+    (11, 33, 512),
     (21, 33, 256),
+    // Three panels to a task of a single thread: two at once, then one.
+    (17, 197, 256),
 ];
 
 /// The same for float weights: any number of input features.

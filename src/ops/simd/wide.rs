@@ -1,4 +1,4 @@
-//! Sixteen lanes: what the matrix products are written against. Two vectors of [`Simd`], or one where the CPU has 512 bits.
+//! Sixteen lanes: what matrix products and attention are written against. Two vectors of [`Simd`], or one where the CPU has 512 bits.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -16,7 +16,8 @@ pub trait Wide: Vector {
     /// Sums of products of unsigned weight codes with signed activations, one per 32-bit lane, before widening.
     type Acc: Copy;
 
-    /// Panels of packed weights, or rows of float ones, that prompts' kernels multiply at once: there are registers for so many sums.
+    /// Panels of packed weights or rows of float ones that prompts' kernels multiply at once, and tiles of activations in small batches:
+    /// there are registers for so many sums.
     const AT_ONCE: usize;
     /// [`Simd::MATRICES`]; levels without them need not have the methods for them.
     const MATRICES: bool;
