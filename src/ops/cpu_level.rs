@@ -70,8 +70,7 @@ impl CpuLevel {
         }
     }
 
-    /// Whether this CPU can run it.
-    pub fn is_available(self) -> bool {
+    fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
             #[cfg(target_arch = "x86_64")]

@@ -46,7 +46,8 @@ pub(super) unsafe fn add_group<
 ) {
     // SAFETY: `x` has the words of `M` rows; the groups are the caller's duty.
     unsafe {
-        // Loops, for what a closure does is compiled without the instruction set where it is not inlined.
+        // A loop: what a closure does is compiled without the instruction set where the compiler does not inline it, as happens in
+        // large kernels.
         let mut factors = [group[0].factors(); P];
         for p in 1..P {
             factors[p] = group[p].factors();
@@ -100,18 +101,7 @@ unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize
             return totals;
         }
         if matches!(format.codes(), Codes::Bytes | Codes::Table) {
-            for m in 0..M {
-                let start = V::signed_start(x.add(word::NEG_PAIRS * M + m));
-                for p in 0..P {
-                    totals[p][m] = start;
-                }
-            }
-            for c in 0..CHUNKS {
-                for p in 0..P {
-                    V::dot_rows(&mut totals[p], group[p].chunk(c), x.add(c * M));
-                }
-            }
-            return totals;
+            return signed_dots(group, x);
         }
         let by_half = matches!(
             format.scheme(),
@@ -145,6 +135,30 @@ unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize
             }
         }
         totals
+    }
+}
+
+/// [`dots`] of signed weights.
+#[inline(always)]
+unsafe fn signed_dots<V: Wide, G: Group<V>, const M: usize, const P: usize>(
+    group: &[G; P],
+    x: *const i32,
+) -> [[V::I32; M]; P] {
+    // SAFETY: the words of chunk c lie at `c M`.
+    unsafe {
+        let mut sums = [[V::splat_i32(0); M]; P];
+        for m in 0..M {
+            let start = V::signed_start(x.add(word::NEG_PAIRS * M + m));
+            for p in 0..P {
+                sums[p][m] = start;
+            }
+        }
+        for c in 0..CHUNKS {
+            for p in 0..P {
+                V::dot_rows(&mut sums[p], group[p].chunk(c), x.add(c * M));
+            }
+        }
+        sums
     }
 }
 

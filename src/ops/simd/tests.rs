@@ -144,7 +144,7 @@ fn extremes(number: usize) -> Case {
 
 /// Results by method, as bits.
 #[derive(Default)]
-struct Results(Vec<(&'static str, Vec<u32>)>);
+struct Results(Named);
 
 impl Results {
     /// Floats that a method passes on.
@@ -452,43 +452,39 @@ unsafe fn joined_sums<V: Simd, const M: usize, const STRIDE: usize>(
 /// Weights below the first number may be added so many times (`Simd::acc_add`).
 const ACC_LIMITS: [(u8, usize); 3] = [(16, 8), (32, 4), (64, 2)];
 
-fn results(level: CpuLevel, case: &Case) -> Results {
-    let mut results = Results::default();
-    // SAFETY: callers take levels from `CpuLevel::available`.
-    unsafe { all_methods(level, case, &mut results) };
-    results
-}
+/// What a test compares: results by method.
+type Named = Vec<(&'static str, Vec<u32>)>;
 
-fn assert_levels_equal(case: &Case, what: &str) {
-    let expected = results(CpuLevel::Scalar, case).0;
-    for level in CpuLevel::available() {
-        assert_results_equal(
-            &results(level, case).0,
-            &expected,
-            &format!("{level}, {what}"),
-        );
-    }
-    let of = |level| {
+/// Runs `on`, which writes down what a level gives, on the twin and on those of `levels` that the CPU has.
+fn assert_levels_agree(levels: &[CpuLevel], what: &str, on: impl Fn(CpuLevel, &mut Results)) {
+    let of = |level| -> Named {
         let mut results = Results::default();
-        // SAFETY: the level is available, or the twin.
-        unsafe { matrices(level, case, &mut results) };
+        on(level, &mut results);
         results.0
     };
-    if CpuLevel::NeonI8mm.is_available() {
-        let what = format!("matrices, {what}");
-        assert_results_equal(&of(CpuLevel::NeonI8mm), &of(CpuLevel::Scalar), &what);
+    let expected = of(CpuLevel::Scalar);
+    let available = CpuLevel::available();
+    for level in levels.iter().filter(|level| available.contains(level)) {
+        let found = of(*level);
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, expected, "{level}, {what}");
+        }
     }
 }
 
-fn assert_results_equal(
-    found: &[(&'static str, Vec<u32>)],
-    expected: &[(&'static str, Vec<u32>)],
-    what: &str,
-) {
-    assert_eq!(found.len(), expected.len());
-    for (found, expected) in found.iter().zip(expected) {
-        assert_eq!(found, expected, "{what}");
-    }
+/// Levels with products of matrices ([`Simd::MATRICES`]).
+const WITH_MATRICES: [CpuLevel; 1] = [CpuLevel::NeonI8mm];
+
+fn assert_levels_equal(case: &Case, what: &str) {
+    // SAFETY: levels are available, or the twin.
+    assert_levels_agree(&CpuLevel::ALL, what, |level, results| unsafe {
+        all_methods(level, case, results);
+    });
+    // SAFETY: as above.
+    assert_levels_agree(&WITH_MATRICES, what, |level, results| unsafe {
+        matrices(level, case, results);
+    });
 }
 
 #[test]
@@ -510,16 +506,11 @@ fn every_half_and_bfloat16_is_read_as_the_software_twin_reads_it() {
     let mut case = operands(1);
     for first in (0..=u16::MAX).step_by(LANES) {
         case.halves = std::array::from_fn(|i| first + i as u16);
-        let read = |level| {
-            let mut results = Results::default();
-            // SAFETY: callers take levels from `CpuLevel::available`.
-            unsafe { only_conversions(level, &case, &mut results) };
-            results.0
-        };
-        let expected = read(CpuLevel::Scalar);
-        for level in CpuLevel::available() {
-            assert_eq!(read(level), expected, "{level}, from {first:#06x}");
-        }
+        let what = format!("from {first:#06x}");
+        // SAFETY: levels are available, or the twin.
+        assert_levels_agree(&CpuLevel::ALL, &what, |level, results| unsafe {
+            only_conversions(level, &case, results);
+        });
     }
 }
 

@@ -1,4 +1,5 @@
 //! VNNI on 256-bit vectors, AVX2's lanes with 32-bit sums of byte products: of AVX-512, with twice the registers, or of AVX-VNNI.
+//! Products of matrices on level `avx512` are those of [`Zmm`]; there this is for everything else.
 #![allow(unsafe_code)]
 
 use std::arch::x86_64::*;

@@ -1,6 +1,8 @@
 //! Every method of [`Wide`] on every level that the CPU has, compared with two vectors of the software twin.
 
-use super::{ACC_LIMITS, Case, Results, assert_results_equal, extremes, neg_pairs, operands};
+use super::{
+    ACC_LIMITS, Case, Results, WITH_MATRICES, assert_levels_agree, extremes, neg_pairs, operands,
+};
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, SUM_LANES, Simd, Wide, simd_kernel};
 
@@ -214,25 +216,14 @@ unsafe fn joined<W: Wide, const M: usize, const STRIDE: usize>(
 }
 
 fn assert_levels_equal(cases: &[Case; 2], what: &str) {
-    let of = |level| {
-        let mut results = Results::default();
-        // SAFETY: callers take levels from `CpuLevel::available`.
-        unsafe { wide_methods(level, cases, &mut results) };
-        results.0
-    };
-    let expected = of(CpuLevel::Scalar);
-    for level in CpuLevel::available() {
-        assert_results_equal(&of(level), &expected, &format!("{level}, {what}"));
-    }
-    if CpuLevel::NeonI8mm.is_available() {
-        let [found, expected] = [CpuLevel::NeonI8mm, CpuLevel::Scalar].map(|level| {
-            let mut results = Results::default();
-            // SAFETY: the level is available, or the twin.
-            unsafe { matrices(level, cases, &mut results) };
-            results.0
-        });
-        assert_results_equal(&found, &expected, &format!("matrices, {what}"));
-    }
+    // SAFETY: levels are available, or the twin.
+    assert_levels_agree(&CpuLevel::ALL, what, |level, results| unsafe {
+        wide_methods(level, cases, results);
+    });
+    // SAFETY: as above.
+    assert_levels_agree(&WITH_MATRICES, what, |level, results| unsafe {
+        matrices(level, cases, results);
+    });
 }
 
 #[test]
