@@ -40,18 +40,18 @@ pub(super) const ROW_WORDS: usize = 14;
 
 /// Where the words of a record lie, in units of the tile's stride: word `KIND * stride + m` belongs to row m.
 ///
-/// Words 0 to 7 are the values of input features `4 c..4 c + 4`. "Pairs" are two i16 in one word, low half first: the sums
-/// of the values that the two 16-bit halves of a vector lane see (features 0 and 1 of every four, and 2 and 3).
+/// Words 0 to 7 are the values of input features `4 c..4 c + 4`. "Starts" are what the level's [`Simd::start_word`] makes of the sums of the
+/// values that the two 16-bit halves of a vector lane see (features 0 and 1 of every four, and 2 and 3).
 pub(super) mod word {
     /// F32 scale: value ≈ scale × rounded value.
     pub const SCALE: usize = 8;
     /// F32 scale × sum of the rounded values.
     pub const SCALED_SUM: usize = 9;
-    /// Pairs of the whole group times -8.
-    pub const NEG_PAIRS: usize = 10;
-    /// Pairs of the first and the second 16 features, each times -1.
-    pub const NEG_PAIRS_HALVES: usize = 11;
-    /// Sums of the first and the second 16 rounded values, as two i16.
+    /// Start of the whole group's sums times -8.
+    pub const NEG_STARTS: usize = 10;
+    /// Starts of the first and of the second 16 features' sums, each times -1.
+    pub const NEG_STARTS_HALVES: usize = 11;
+    /// Sums of the first and the second 16 rounded values, as two i16, low half first.
     pub const HALF_SUMS: usize = 13;
 }
 
@@ -139,19 +139,27 @@ impl Tile {
     }
 }
 
+simd_kernel! {
+    /// Writes row `m` of records of `stride` rows, one for every group.
+    unsafe fn write_row(words: &mut [i32], stride: usize, m: usize, groups: &[Rounded]) = write_body; products
+}
+
+#[inline(always)]
+unsafe fn write_body<V: Simd>(words: &mut [i32], stride: usize, m: usize, groups: &[Rounded]) {
+    for (words, group) in words.chunks_exact_mut(ROW_WORDS * stride).zip(groups) {
+        write_record::<V>(words, stride, m, group);
+    }
+}
+
 /// Writes row `m` of a record of `stride` rows.
-fn write_record(words: &mut [i32], stride: usize, m: usize, rounded: &Rounded) {
+#[inline(always)]
+fn write_record<V: Simd>(words: &mut [i32], stride: usize, m: usize, rounded: &Rounded) {
     let mut put = |kind: usize, word: i32| words[kind * stride + m] = word;
-    let mut pairs = [[0; 2]; 2];
     for (c, four) in rounded.values.as_chunks::<4>().0.iter().enumerate() {
         put(c, i32::from_le_bytes(four.map(i8::cast_unsigned)));
-        let four = four.map(i32::from);
-        pairs[c / 4][0] += four[0] + four[1];
-        pairs[c / 4][1] += four[2] + four[3];
     }
-    let pair = |low: i32, high: i32| (low & 0xffff) | (high << 16);
-    let [first, second] = pairs;
-    let halves = [first[0] + first[1], second[0] + second[1]];
+    let [first, second] = rounded.pairs;
+    let halves = rounded.halves();
     let sum = (halves[0] + halves[1]) as f32;
     put(word::SCALE, rounded.scale.to_bits().cast_signed());
     put(
@@ -159,12 +167,15 @@ fn write_record(words: &mut [i32], stride: usize, m: usize, rounded: &Rounded) {
         (rounded.scale * sum).to_bits().cast_signed(),
     );
     put(
-        word::NEG_PAIRS,
-        pair(-8 * (first[0] + second[0]), -8 * (first[1] + second[1])),
+        word::NEG_STARTS,
+        V::start_word(-8 * (first[0] + second[0]), -8 * (first[1] + second[1])),
     );
-    put(word::NEG_PAIRS_HALVES, pair(-first[0], -first[1]));
-    put(word::NEG_PAIRS_HALVES + 1, pair(-second[0], -second[1]));
-    put(word::HALF_SUMS, pair(halves[0], halves[1]));
+    put(word::NEG_STARTS_HALVES, V::start_word(-first[0], -first[1]));
+    put(
+        word::NEG_STARTS_HALVES + 1,
+        V::start_word(-second[0], -second[1]),
+    );
+    put(word::HALF_SUMS, (halves[0] & 0xffff) | (halves[1] << 16));
 }
 
 impl QuantRows {
@@ -245,10 +256,8 @@ fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
     };
     let mut refinements = Vec::new();
     for (m, row) in rounded.iter().enumerate() {
-        let records = tile.words.chunks_exact_mut(ROW_WORDS * stride);
-        for (words, group) in records.zip(&row.groups) {
-            write_record(words, stride, m, group);
-        }
+        // SAFETY: the body needs the instruction set only, which the level stands for.
+        unsafe { write_row(level, &mut tile.words, stride, m, &row.groups) }
         for (g, group) in &row.refinements {
             tile.refined[*g] |= 1 << m;
             refinements.push((*g, m, group));
@@ -258,7 +267,8 @@ fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
     tile.refinements.resize(refinements.len() * ROW_WORDS, 0);
     let records = tile.refinements.chunks_exact_mut(ROW_WORDS);
     for (words, (_, _, group)) in records.zip(refinements) {
-        write_record(words, 1, 0, group);
+        // SAFETY: as above.
+        unsafe { write_row(level, words, 1, 0, std::slice::from_ref(group)) }
     }
     tile.whole()
 }
@@ -299,8 +309,15 @@ pub(super) fn round_row(level: CpuLevel, row: &[f32]) -> RoundedRow {
 pub(super) struct Rounded {
     pub values: [i8; GROUP],
     pub scale: f32,
+    /// Of the first and of the second half: the sums of features 0 and 1 of every four, and of 2 and 3.
+    pub pairs: [[i32; 2]; 2],
+}
+
+impl Rounded {
     /// Sums of the first and the second half.
-    pub halves: [i32; 2],
+    pub fn halves(&self) -> [i32; 2] {
+        self.pairs.map(|[low, high]| low + high)
+    }
 }
 
 simd_kernel! {
@@ -323,32 +340,52 @@ unsafe fn round_body<V: Simd>(x: &[f32; GROUP]) -> Rounded {
         let (mut tops, mut poisons) = ([0.0_f32; LANES], [0.0_f32; LANES]);
         V::store(tops.as_mut_ptr(), top);
         V::store(poisons.as_mut_ptr(), poison);
-        let max = tops.iter().fold(0.0_f32, |a, &b| if b > a { b } else { a });
-        let poison: f32 = poisons.iter().sum();
+        let larger = |a: f32, b: f32| if b > a { b } else { a };
+        let [max, poison] = [halved(tops, larger), halved(poisons, std::ops::Add::add)];
         let (scale, inverse) = if max < TINY {
             (0.0, 0.0)
         } else {
             (max / 127.0, 127.0 / max)
         };
-        let mut integers = [0_i32; GROUP];
-        for (i, v) in vectors.into_iter().enumerate() {
-            let rounded = V::round_to_i32(V::mul(v, V::splat(inverse)));
-            integers
-                .as_mut_ptr()
-                .add(i * LANES)
-                .cast::<V::I32>()
-                .write_unaligned(rounded);
+        let limit = V::splat(127.0);
+        let mut rounded = [V::splat_i32(0); 4];
+        for (rounded, v) in rounded.iter_mut().zip(vectors) {
+            // What is beyond 127 by an ulp or two is 127 before it is rounded, too; NaN becomes 127.
+            let v = V::mul(v, V::splat(inverse));
+            let v = V::max(V::min(v, limit), V::sub(V::splat(0.0), limit));
+            *rounded = V::round_to_i32(v);
         }
-        let values: [i8; GROUP] = std::array::from_fn(|i| integers[i].clamp(-127, 127) as i8);
-        let sum = |part: &[i8]| part.iter().map(|&v| i32::from(v)).sum();
-        let halves = [sum(&values[..16]), sum(&values[16..])];
+        let mut values = [0_i8; GROUP];
+        V::store_bytes(values.as_mut_ptr().cast(), V::narrow_i8(rounded));
+        let mut pairs = [[0; 2]; 2];
+        for (pair, two) in pairs.iter_mut().zip(rounded.as_chunks::<2>().0) {
+            let mut sums = [0_i32; LANES];
+            V::store_i32(sums.as_mut_ptr(), V::add_i32(two[0], two[1]));
+            *pair = [
+                sums[0] + sums[1] + sums[4] + sums[5],
+                sums[2] + sums[3] + sums[6] + sums[7],
+            ];
+        }
         // A finite poison is ±0 and changes nothing.
         Rounded {
             values,
             scale: scale + poison,
-            halves,
+            pairs,
         }
     }
+}
+
+/// Of all values what `f` makes of them, in an order that no result of it depends on.
+#[inline(always)]
+fn halved(mut values: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut len = LANES / 2;
+    while len > 0 {
+        for i in 0..len {
+            values[i] = f(values[i], values[i + len]);
+        }
+        len /= 2;
+    }
+    values[0]
 }
 
 #[cfg(test)]
@@ -365,7 +402,7 @@ mod tests {
             let r = unsafe { round_group(level, &x) };
             assert_eq!(r.scale, 2.0);
             assert_eq!(r.values[..6], [127, -127, 0, 2, 2, -2]);
-            assert_eq!(r.halves, [2, 0]);
+            assert_eq!(r.pairs, [[0, 2], [0, 0]]);
         }
     }
 

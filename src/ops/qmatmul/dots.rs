@@ -148,7 +148,7 @@ unsafe fn signed_dots<V: Wide, G: Group<V>, const M: usize, const P: usize>(
     unsafe {
         let mut sums = [[V::splat_i32(0); M]; P];
         for m in 0..M {
-            let start = V::signed_start(x.add(word::NEG_PAIRS * M + m));
+            let start = V::signed_start(x.add(word::NEG_STARTS * M + m));
             for p in 0..P {
                 sums[p][m] = start;
             }
@@ -173,8 +173,8 @@ pub(super) unsafe fn start<V: Wide, const F: u8, const M: usize>(
 ) -> V::Acc {
     // SAFETY: the words of `M` rows.
     unsafe {
-        let all = x.add(word::NEG_PAIRS * M + m);
-        let half = x.add((word::NEG_PAIRS_HALVES + c / (CHUNKS / 2)) * M + m);
+        let all = x.add(word::NEG_STARTS * M + m);
+        let half = x.add((word::NEG_STARTS_HALVES + c / (CHUNKS / 2)) * M + m);
         match const { format_of(F).scheme() } {
             Scheme::Scale { zero_log2: Some(3) } if c == 0 => V::acc_start::<0>(all),
             Scheme::Scale { zero_log2: Some(4) } | Scheme::Exponent { zero_log2: 4 } if c == 0 => {

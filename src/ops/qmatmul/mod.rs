@@ -231,6 +231,9 @@ fn num_panels(rows: usize) -> usize {
 /// Bytes of packed weights of one task: enough that claiming it costs nothing, few enough that the threads end together.
 const TASK_BYTES: usize = 96 * 1024;
 
+/// Tasks of many tiles have a multiple of so many panels, which are multiplied two by two where there are registers for it.
+const TASK_PANELS: usize = 4;
+
 /// `x Wᵀ` for several matrices that share their input (q, k and v; gate and up), in one parallel section.
 ///
 /// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ.
@@ -275,6 +278,12 @@ pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tenso
         assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
         assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
         let by_size = TASK_BYTES / w.panel_bytes().max(1);
+        let multiple = if x.tiles().len() > cpu::FEW_TILES {
+            TASK_PANELS
+        } else {
+            1
+        };
+        let by_size = by_size.max(multiple) / multiple * multiple;
         let step = by_size.min(by_balance).max(1);
         let starts = (0..w.num_panels()).step_by(step);
         tasks.extend(starts.map(|first| (index, first..w.num_panels().min(first + step))));

@@ -37,7 +37,7 @@ fn chain(encoding: Encoding, row: &[u8], rounded: &RoundedRow) -> f32 {
                 .map(|i| q[i] * i32::from(x.values[i]))
                 .sum::<i32>()
         };
-        let (dots, sums) = ([dot(0), dot(16)], x.halves);
+        let (dots, sums) = ([dot(0), dot(16)], x.halves());
         let (d, sum) = (dots[0] + dots[1], sums[0] + sums[1]);
         let mut add = |scale: f32, integer: i32| y = (scale * x.scale).mul_add(integer as f32, y);
         match encoding {

@@ -295,6 +295,14 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn narrow_i8([a, b, c, d]: [__m256i; 4]) -> __m256i {
+        unsafe {
+            // Each 128-bit half has its own four of every vector.
+            let halves = _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+            _mm256_permutevar8x32_epi32(halves, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+        }
+    }
+    #[inline(always)]
     unsafe fn splat4(p: *const i8) -> __m256i {
         unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
     }

@@ -158,10 +158,19 @@ pub trait Simd: Vector {
     /// The same four bytes in every lane.
     unsafe fn splat4(p: *const i8) -> Self::Bytes;
 
+    /// 32 integers within i8 as bytes.
+    unsafe fn narrow_i8(integers: [Self::I32; 4]) -> Self::Bytes;
+
     unsafe fn store_bytes(p: *mut u8, x: Self::Bytes);
     unsafe fn store_i32(p: *mut i32, x: Self::I32);
 
-    /// An accumulator that starts in every lane at the sum of the two i16 at `p`, each times `2^N` (within i16).
+    /// What [`Simd::acc_start`] and [`Simd::signed_start`] read of the sums (within i16) that the two 16-bit halves of a lane begin with:
+    /// the two as i16, or on levels whose accumulators have 32 bits what these need.
+    #[inline(always)]
+    fn start_word(low: i32, high: i32) -> i32 {
+        (low & 0xffff) | (high << 16)
+    }
+    /// An accumulator that starts in every lane at the two sums of the word at `p` ([`Simd::start_word`]), each times `2^N` (within i16).
     unsafe fn acc_start<const N: i32>(p: *const i32) -> Self::Acc;
     unsafe fn acc_zero() -> Self::Acc;
     /// Adds the four products of each lane: weights are unsigned and below 64, activations signed and above -128.
@@ -195,8 +204,8 @@ pub trait Simd: Vector {
     unsafe fn signed(weights: Self::Bytes) -> Self::Bytes {
         weights
     }
-    /// What sums of [`Simd::dot_i8`] begin with, of all products that are added to them; the pair of i16 at `p` is -8 times the sums of
-    /// the activations in the two halves of a lane.
+    /// What sums of [`Simd::dot_i8`] begin with, of all products that are added to them; the word at `p` ([`Simd::start_word`]) is of -8
+    /// times the sums of the activations in the two halves of a lane.
     #[inline(always)]
     unsafe fn signed_start(p: *const i32) -> Self::I32 {
         let _ = p;

@@ -164,6 +164,14 @@ impl<const DOT: bool> Simd for Neon<DOT> {
         }
     }
     #[inline(always)]
+    unsafe fn narrow_i8([a, b, c, d]: [int32x4x2_t; 4]) -> uint8x16x2_t {
+        unsafe {
+            let eight = |x: int32x4x2_t| vmovn_s16(vcombine_s16(vmovn_s32(x.0), vmovn_s32(x.1)));
+            let sixteen = |x, y| vreinterpretq_u8_s8(vcombine_s8(eight(x), eight(y)));
+            uint8x16x2_t(sixteen(a, b), sixteen(c, d))
+        }
+    }
+    #[inline(always)]
     unsafe fn reduce8(v: [float32x4x2_t; 8]) -> float32x4x2_t {
         unsafe {
             // Lanes l and l + 4, then of two vectors l and l + 2, then neighbours.

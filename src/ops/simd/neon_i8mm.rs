@@ -89,6 +89,7 @@ impl Simd for NeonI8mm {
         fn load_nibbles(p: *const u8) -> uint8x16x2_t;
         fn load_bits(p: *const u8, value: u8) -> uint8x16x2_t;
         fn transpose8(rows: [uint8x16x2_t; 8]) -> [uint8x16x2_t; 8];
+        fn narrow_i8(integers: [int32x4x2_t; 4]) -> uint8x16x2_t;
         fn lookup16(table: *const i8, index: uint8x16x2_t) -> uint8x16x2_t;
         fn splat4(p: *const i8) -> uint8x16x2_t;
 

@@ -242,6 +242,10 @@ impl Simd for Scalar {
         std::array::from_fn(|i| table[usize::from(index[i] & 15)] as u8)
     }
     #[inline]
+    unsafe fn narrow_i8(integers: [I; 4]) -> B {
+        std::array::from_fn(|i| integers[i / 8][i % 8] as u8)
+    }
+    #[inline]
     unsafe fn splat4(p: *const i8) -> B {
         // SAFETY: the trait's contract.
         let four = unsafe { p.cast::<[u8; 4]>().read_unaligned() };

@@ -291,6 +291,12 @@ unsafe fn byte_methods<V: Simd>(case: &Case, results: &mut Results) {
         let table = case.bytes[1].as_ptr().cast();
         let index = V::and(a, V::splat_u8(15));
         results.whole("lookup16", V::lookup16(table, index));
+        let narrow: [V::I32; 4] = std::array::from_fn(|i| {
+            let integers: [i32; LANES] =
+                std::array::from_fn(|lane| i32::from(case.bytes[0][8 * i + lane].cast_signed()));
+            V::load_i32(integers.as_ptr())
+        });
+        results.whole("narrow_i8", V::narrow_i8(narrow));
         results.whole("load_nibbles", V::load_nibbles(case.bytes[0].as_ptr()));
         results.whole("load_bits", V::load_bits(case.bytes[1].as_ptr(), 0x10));
         let rows = std::array::from_fn(|i| {
@@ -338,13 +344,10 @@ unsafe fn sums_of_products<V: Simd>(case: &Case, results: &mut Results) {
     // SAFETY: as for `all_methods_body`; as many additions as `Simd::acc_add` allows.
     unsafe {
         results.whole("acc_zero", V::acc_widen(V::acc_zero()));
-        // A pair that stays within 16 bits when shifted.
-        let pairs = case.pairs[0].map(|pair| (pair >> 6) & 0x03ff_03ff);
-        let start = pairs.as_ptr();
-        results.whole(
-            "acc_start::<0>",
-            V::acc_widen(V::acc_start::<0>(case.pairs[0].as_ptr())),
-        );
+        let [start, small] = starts::<V>(case);
+        let whole = V::acc_start::<0>(&raw const start);
+        results.whole("acc_start::<0>", V::acc_widen(whole));
+        let start = &raw const small;
         results.whole("acc_start::<3>", V::acc_widen(V::acc_start::<3>(start)));
         results.whole("acc_start::<5>", V::acc_widen(V::acc_start::<5>(start)));
         for (limit, count) in ACC_LIMITS {
@@ -363,7 +366,8 @@ unsafe fn sums_of_products<V: Simd>(case: &Case, results: &mut Results) {
         let weights = V::signed(V::load_bytes(case.bytes[0].as_ptr()));
         for two in case.activations.as_chunks::<2>().0 {
             let fours = two.map(|row| [row[0], row[1], row[2], row[3]]);
-            let start = neg_pairs(&fours);
+            let [low, high] = neg_sums(&fours);
+            let start = V::start_word(low, high);
             let mut sums = V::signed_start(&raw const start);
             for four in &fours {
                 sums = V::dot_i8(sums, weights, V::splat4(four.as_ptr()));
@@ -373,15 +377,22 @@ unsafe fn sums_of_products<V: Simd>(case: &Case, results: &mut Results) {
     }
 }
 
-/// -8 times the sums of the activations in both halves of a lane, as two i16.
-fn neg_pairs(fours: &[[i8; 4]]) -> i32 {
-    let mut halves = [0_i16; 2];
+/// Words for [`Simd::acc_start`]: of any sums, and of sums that stay within 16 bits when they are shifted.
+fn starts<V: Simd>(case: &Case) -> [i32; 2] {
+    let word = case.pairs[0][0];
+    let of = |word: i32| V::start_word(i32::from(word as i16), word >> 16);
+    [of(word), of((word >> 6) & 0x03ff_03ff)]
+}
+
+/// -8 times the sums of the activations in both halves of a lane.
+fn neg_sums(fours: &[[i8; 4]]) -> [i32; 2] {
+    let mut halves = [0; 2];
     for four in fours {
         for (i, x) in four.iter().enumerate() {
-            halves[i / 2] -= 8 * i16::from(*x);
+            halves[i / 2] -= 8 * i32::from(*x);
         }
     }
-    pair(halves[0], halves[1])
+    halves
 }
 
 #[inline(always)]

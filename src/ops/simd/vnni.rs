@@ -121,6 +121,7 @@ where
         fn transpose8(rows: [__m256i; 8]) -> [__m256i; 8];
         fn lookup16(table: *const i8, index: __m256i) -> __m256i;
         fn splat4(p: *const i8) -> __m256i;
+        fn narrow_i8(integers: [__m256i; 4]) -> __m256i;
 
         fn acc_zero() -> __m256i;
     }
@@ -151,12 +152,13 @@ where
     unsafe fn dot_i8(acc: __m256i, weights: __m256i, activations: __m256i) -> __m256i {
         unsafe { dot::<AVX512>(acc, weights, activations) }
     }
-    /// (low + high) << `N` of the i16 pair at `p` in every lane.
+    /// The sum of both halves.
+    #[inline(always)]
+    fn start_word(low: i32, high: i32) -> i32 {
+        low + high
+    }
     #[inline(always)]
     unsafe fn acc_start<const N: i32>(p: *const i32) -> __m256i {
-        unsafe {
-            let pair = _mm256_set1_epi32(p.read_unaligned());
-            _mm256_slli_epi32::<N>(_mm256_madd_epi16(pair, _mm256_set1_epi16(1)))
-        }
+        unsafe { _mm256_slli_epi32::<N>(_mm256_set1_epi32(p.read_unaligned())) }
     }
 }

@@ -168,10 +168,9 @@ impl Wide for Zmm {
         }
     }
 
-    /// (low + high) << `N` of the i16 pair at `p` in every lane.
     #[inline(always)]
     unsafe fn acc_start<const N: i32>(p: *const i32) -> __m512i {
-        unsafe { _mm512_madd_epi16(splat4(p), _mm512_set1_epi16(1 << N)) }
+        unsafe { _mm512_sll_epi32(splat4(p), _mm_cvtsi32_si128(N)) }
     }
     #[inline(always)]
     unsafe fn acc_zero() -> __m512i {

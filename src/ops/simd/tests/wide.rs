@@ -1,10 +1,11 @@
 //! Every method of [`Wide`] on every level that the CPU has, compared with two vectors of the software twin.
 
 use super::{
-    ACC_LIMITS, Case, Results, WITH_MATRICES, assert_levels_agree, extremes, neg_pairs, operands,
+    ACC_LIMITS, Case, Results, WITH_MATRICES, assert_levels_agree, extremes, neg_sums, operands,
+    starts,
 };
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::simd::{LANES, SUM_LANES, Simd, Wide, simd_kernel};
+use crate::ops::simd::{LANES, SUM_LANES, Simd, Vector, Wide, simd_kernel};
 
 /// Two of something side by side.
 fn both<T: Copy + Default, const N: usize, const TWICE: usize>(a: [T; N], b: [T; N]) -> [T; TWICE] {
@@ -26,7 +27,7 @@ unsafe fn wide_methods_body<V: Simd>(cases: &[Case; 2], results: &mut Results) {
         floats::<V::Wide>(cases, results);
         integers::<V::Wide>(cases, results);
         bytes::<V::Wide>(cases, results);
-        products::<V::Wide>(cases, results);
+        products::<V>(cases, results);
     }
 }
 
@@ -126,43 +127,44 @@ unsafe fn bytes<W: Wide>([one, other]: &[Case; 2], results: &mut Results) {
 }
 
 #[inline(always)]
-unsafe fn products<W: Wide>([one, other]: &[Case; 2], results: &mut Results) {
+unsafe fn products<V: Simd>([one, other]: &[Case; 2], results: &mut Results) {
     // SAFETY: as for `wide_methods_body`; as many additions as `Simd::acc_add` allows.
     unsafe {
-        results.whole("acc_zero", W::acc_widen(W::acc_zero()));
-        let start = W::acc_start::<0>(one.pairs[0].as_ptr());
-        results.whole("acc_start::<0>", W::acc_widen(start));
-        // A pair that stays within 16 bits when shifted.
-        let small = (one.pairs[0][0] >> 6) & 0x03ff_03ff;
-        results.whole(
-            "acc_start::<5>",
-            W::acc_widen(W::acc_start::<5>(&raw const small)),
-        );
+        results.whole("acc_zero", V::Wide::acc_widen(V::Wide::acc_zero()));
+        let [start, small] = starts::<V>(one);
+        let start = V::Wide::acc_start::<0>(&raw const start);
+        results.whole("acc_start::<0>", V::Wide::acc_widen(start));
+        let start = V::Wide::acc_start::<5>(&raw const small);
+        results.whole("acc_start::<5>", V::Wide::acc_widen(start));
         let factors: [i32; SUM_LANES] = both(one.factors, other.factors);
-        let factors = W::load_i32(factors.as_ptr());
+        let factors = V::Wide::load_i32(factors.as_ptr());
         let weights: [u8; 64] = both(one.weights, other.weights);
         for (limit, count) in ACC_LIMITS {
-            let weights = W::and(W::load_bytes(weights.as_ptr()), W::splat_u8(limit - 1));
-            let mut accs = [W::acc_zero(); 3];
+            let weights = V::Wide::and(
+                V::Wide::load_bytes(weights.as_ptr()),
+                V::Wide::splat_u8(limit - 1),
+            );
+            let mut accs = [V::Wide::acc_zero(); 3];
             for activations in &one.activations[..count] {
-                W::acc_add_rows(&mut accs, weights, activations.as_ptr().cast());
+                V::Wide::acc_add_rows(&mut accs, weights, activations.as_ptr().cast());
             }
             for acc in accs {
-                results.whole("acc_add_rows", W::acc_widen(acc));
-                results.whole("acc_widen_scaled", W::acc_widen_scaled(acc, factors));
+                results.whole("acc_add_rows", V::Wide::acc_widen(acc));
+                results.whole("acc_widen_scaled", V::Wide::acc_widen_scaled(acc, factors));
             }
         }
         let weights: [u8; 64] = both(one.bytes[0], other.bytes[0]);
-        let weights = W::signed(W::load_bytes(weights.as_ptr()));
+        let weights = V::Wide::signed(V::Wide::load_bytes(weights.as_ptr()));
         let fours: [[[i8; 4]; 3]; 2] = std::array::from_fn(|c| {
             std::array::from_fn(|m| std::array::from_fn(|i| one.activations[c][4 * m + i]))
         });
-        let mut sums: [W::I32; 3] = std::array::from_fn(|m| {
-            let start = neg_pairs(&[fours[0][m], fours[1][m]]);
-            W::signed_start(&raw const start)
+        let mut sums: [<V::Wide as Wide>::I32; 3] = std::array::from_fn(|m| {
+            let [low, high] = neg_sums(&[fours[0][m], fours[1][m]]);
+            let start = V::start_word(low, high);
+            V::Wide::signed_start(&raw const start)
         });
         for four in &fours {
-            W::dot_rows(&mut sums, weights, four.as_ptr().cast());
+            V::Wide::dot_rows(&mut sums, weights, four.as_ptr().cast());
         }
         for sum in sums {
             results.whole("signed_start, dot_rows", sum);
