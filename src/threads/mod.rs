@@ -192,6 +192,22 @@ impl Pool {
             resume_unwind(payload);
         }
     }
+
+    /// [`Pool::run`] for tasks that read what lies behind one another: they are given out in as many stretches as there are threads,
+    /// which take turns. So what a thread claims next mostly begins where its last task ended, and what was fetched ahead there is
+    /// its own and not what another thread has begun with.
+    pub fn run_in_stretches(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
+        let threads = self.num_threads();
+        self.run(num_tasks, |claim| task(nth(claim, num_tasks, threads)));
+    }
+}
+
+/// Which task is given out as number `claim`: `num_tasks` in `stretches` of the same length, or one more in the first ones, that take
+/// turns.
+fn nth(claim: usize, num_tasks: usize, stretches: usize) -> usize {
+    let (each, longer) = (num_tasks / stretches, num_tasks % stretches);
+    let (place, stretch) = (claim / stretches, claim % stretches);
+    stretch * each + stretch.min(longer) + place
 }
 
 impl Drop for Pool {
@@ -399,6 +415,22 @@ mod tests {
                     "{num_threads} threads, round {round}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn stretches_take_turns_and_every_task_is_given_out_once() {
+        let order = |num_tasks, stretches| -> Vec<usize> {
+            (0..num_tasks)
+                .map(|claim| nth(claim, num_tasks, stretches))
+                .collect()
+        };
+        assert_eq!(order(7, 3), [0, 3, 5, 1, 4, 6, 2]);
+        assert_eq!(order(2, 3), [0, 1]);
+        for (num_tasks, stretches) in (0..40).flat_map(|n| (1..9).map(move |s| (n, s))) {
+            let mut all = order(num_tasks, stretches);
+            all.sort_unstable();
+            assert!(all.into_iter().eq(0..num_tasks), "{num_tasks} {stretches}");
         }
     }
 

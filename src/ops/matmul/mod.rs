@@ -181,7 +181,7 @@ pub fn matmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor
         .iter_mut()
         .map(|y| Disjoint::new(y.as_mut_slice()))
         .collect();
-    ctx.pool().run(tasks.len(), |task| {
+    ctx.pool().run_in_stretches(tasks.len(), |task| {
         let (index, outputs) = tasks[task].clone();
         let product = &products[index];
         cpu::multiply(

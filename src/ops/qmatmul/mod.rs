@@ -297,7 +297,7 @@ pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tenso
         .iter_mut()
         .map(|y| Disjoint::new(y.as_mut_slice()))
         .collect();
-    ctx.pool().run(tasks.len(), |task| {
+    ctx.pool().run_in_stretches(tasks.len(), |task| {
         let (index, panels) = tasks[task].clone();
         let product = &products[index];
         tiles::multiply(ctx.level(), product, panels, &outs[product.result]);
