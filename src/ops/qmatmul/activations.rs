@@ -26,6 +26,8 @@ const REFINE_ABOVE: f32 = 2.0;
 pub struct QuantRows {
     rows: usize,
     cols: usize,
+    /// Whose kernels read the tiles.
+    level: CpuLevel,
     tiles: Vec<Tile>,
 }
 
@@ -189,7 +191,13 @@ impl QuantRows {
         self.cols
     }
 
-    pub(super) fn tiles(&self) -> &[Tile] {
+    /// Panics when another level than that of the rounding is to read them: some words differ ([`Simd::start_word`]).
+    pub(super) fn tiles(&self, level: CpuLevel) -> &[Tile] {
+        assert!(
+            self.level == level,
+            "activations for level `{}`, read by `{level}`",
+            self.level
+        );
         &self.tiles
     }
 }
@@ -227,6 +235,7 @@ pub fn quantize_all(ctx: &Context, sets: &[Rows<'_>]) -> Vec<QuantRows> {
     let of = |set: &Rows<'_>| QuantRows {
         rows: set.count(),
         cols,
+        level: ctx.level(),
         tiles: tiles
             .by_ref()
             .take(set.count().div_ceil(TILE_ROWS))

@@ -236,7 +236,8 @@ const TASK_PANELS: usize = 4;
 
 /// `x Wᵀ` for several matrices that share their input (q, k and v; gate and up), in one parallel section.
 ///
-/// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ.
+/// `x` stands for `[rows, cols]`; the results are `[rows, matrix.rows()]`. Panics when inner sizes differ, or `x` was rounded for another
+/// level than that of `ctx`.
 pub fn qmatmul<'a>(ctx: &Context, x: &'a QuantRows, matrices: &[&'a QMatrix]) -> Vec<Tensor> {
     let mut results: Vec<Tensor> = matrices
         .iter()
@@ -268,7 +269,7 @@ pub struct Product<'a> {
 
 /// Several products, each of its own rows: they are written into `results`, whose other rows stay as they are.
 ///
-/// Panics when sizes differ, or two products give the same row.
+/// Panics when sizes differ, two products give the same row, or activations were rounded for another level than that of `ctx`.
 pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tensor]) {
     let all_panels: usize = products.iter().map(|p| p.w.num_panels()).sum();
     let by_balance = all_panels / (ctx.pool().num_threads() * 4);
@@ -278,7 +279,7 @@ pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tenso
         assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
         assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
         let by_size = TASK_BYTES / w.panel_bytes().max(1);
-        let multiple = if x.tiles().len() > cpu::FEW_TILES {
+        let multiple = if x.tiles(ctx.level()).len() > cpu::FEW_TILES {
             TASK_PANELS
         } else {
             1
@@ -306,6 +307,7 @@ pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tenso
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
     use super::*;
@@ -461,6 +463,21 @@ mod tests {
                 both[1].as_slice(),
                 qmatmul(&ctx, &rows, &[&b])[0].as_slice()
             );
+        }
+    }
+
+    #[test]
+    fn activations_of_another_level_are_not_read() {
+        let raw = random_matrix(Encoding::Q4_0, 16, 256, 1);
+        for (own, other) in product_contexts()
+            .iter()
+            .zip(product_contexts().iter().rev())
+        {
+            let w = QMatrix::pack(own, &raw).unwrap();
+            let rows = quantize_rows(other, &other.tensor(1, 256, &random(1, 256)));
+            let product = AssertUnwindSafe(|| qmatmul(own, &rows, &[&w]));
+            let refused = catch_unwind(product).is_err();
+            assert_eq!(refused, own.level() != other.level(), "{own:?} {other:?}");
         }
     }
 

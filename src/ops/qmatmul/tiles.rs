@@ -30,7 +30,7 @@ pub(super) fn multiply(
     out: &Disjoint<'_, f32>,
 ) {
     let w = product.w;
-    let (tiles, groups) = (product.x.tiles(), w.cols / GROUP);
+    let (tiles, groups) = (product.x.tiles(level), w.cols / GROUP);
     let panel_bytes = w.panel_bytes();
     let packed = |panel: usize| Panel {
         format: w.format,
@@ -68,7 +68,7 @@ fn expand_and_multiply(
     panels: Range<usize>,
     out: &Disjoint<'_, f32>,
 ) {
-    let (w, tiles): (_, &[Tile]) = (product.w, product.x.tiles());
+    let (w, tiles): (_, &[Tile]) = (product.w, product.x.tiles(level));
     let (format, groups, panel_bytes) = (w.format, w.cols / GROUP, w.panel_bytes());
     let expanded_bytes = groups * format.expanded_bytes();
     let at_once = at_once(level);
