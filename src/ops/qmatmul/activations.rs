@@ -4,7 +4,7 @@
 use std::fmt;
 
 use crate::ops::cpu_level::CpuLevel;
-use crate::ops::simd::{LANES, Simd, simd_kernel};
+use crate::ops::simd::{LANES, Simd, pair, simd_kernel};
 use crate::ops::{Context, Rows, Tensor};
 use crate::threads::Disjoint;
 
@@ -177,7 +177,7 @@ fn write_record<V: Simd>(words: &mut [i32], stride: usize, m: usize, rounded: &R
         word::NEG_STARTS_HALVES + 1,
         V::start_word(-second[0], -second[1]),
     );
-    put(word::HALF_SUMS, (halves[0] & 0xffff) | (halves[1] << 16));
+    put(word::HALF_SUMS, pair(halves[0], halves[1]));
 }
 
 impl QuantRows {
@@ -274,11 +274,9 @@ fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
     }
     refinements.sort_unstable_by_key(|(g, m, _)| (*g, *m));
     tile.refinements.resize(refinements.len() * ROW_WORDS, 0);
-    let records = tile.refinements.chunks_exact_mut(ROW_WORDS);
-    for (words, (_, _, group)) in records.zip(refinements) {
-        // SAFETY: as above.
-        unsafe { write_row(level, words, 1, 0, std::slice::from_ref(group)) }
-    }
+    let refinements: Vec<Rounded> = refinements.iter().map(|(_, _, group)| **group).collect();
+    // SAFETY: as above.
+    unsafe { write_row(level, &mut tile.refinements, 1, 0, &refinements) }
     tile.whole()
 }
 

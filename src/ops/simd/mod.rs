@@ -44,6 +44,12 @@ pub const LANES: usize = 8;
 /// Partial sums of a float dot product: element k goes to sum k mod 16 (`docs/architecture.md`, table of constants).
 pub const SUM_LANES: usize = 16;
 
+/// Two i16 in one word, low half first.
+#[inline(always)]
+pub const fn pair(low: i32, high: i32) -> i32 {
+    (low & 0xffff) | (high << 16)
+}
+
 /// What vectors of any width have.
 ///
 /// # Safety
@@ -168,7 +174,7 @@ pub trait Simd: Vector {
     /// the two as i16, or on levels whose accumulators have 32 bits what these need.
     #[inline(always)]
     fn start_word(low: i32, high: i32) -> i32 {
-        (low & 0xffff) | (high << 16)
+        pair(low, high)
     }
     /// An accumulator that starts in every lane at the two sums of the word at `p` ([`Simd::start_word`]), each times `2^N` (within i16).
     unsafe fn acc_start<const N: i32>(p: *const i32) -> Self::Acc;

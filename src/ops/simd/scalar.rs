@@ -31,7 +31,7 @@ fn halves(x: i32) -> (i32, i32) {
 
 #[inline]
 fn join(low: i16, high: i16) -> i32 {
-    i32::from(low as u16) | (i32::from(high) << 16)
+    super::pair(low.into(), high.into())
 }
 
 #[inline]

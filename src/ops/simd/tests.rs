@@ -98,7 +98,7 @@ fn to_round(x: u64) -> f32 {
 }
 
 fn pair(low: i16, high: i16) -> i32 {
-    i32::from(low as u16) | (i32::from(high) << 16)
+    super::pair(low.into(), high.into())
 }
 
 fn operands(seed: u64) -> Case {
