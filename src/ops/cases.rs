@@ -33,7 +33,8 @@ pub const PACKED_SHAPES: [(usize, usize, usize); 10] = [
     (8, 16, 512),
     // Three tiles, and two windows of their groups.
     (11, 33, 512),
-    (21, 33, 256),
+    // More tiles than have kernels of their own, and several blocks.
+    (21, 33, 768),
     // Three panels to a task of a single thread: two at once, then one.
     (17, 197, 256),
 ];

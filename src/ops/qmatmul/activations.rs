@@ -2,7 +2,9 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::ops::Range;
 
+use super::refinements::Refinements;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{LANES, Simd, pair, simd_kernel};
 use crate::ops::{Context, Rows, Tensor};
@@ -13,6 +15,8 @@ use crate::threads::Disjoint;
 pub const GROUP: usize = 32;
 /// Rows of activations that the microkernel takes at once.
 pub const TILE_ROWS: usize = 4;
+/// Tiles that have kernels of their own: with more, weights are expanded first.
+pub(super) const FEW_TILES: usize = 4;
 /// Groups whose largest value is below this are zero: their scale would not be a normal number.
 const TINY: f32 = 1e-30;
 
@@ -29,6 +33,8 @@ pub struct QuantRows {
     /// Whose kernels read the tiles.
     level: CpuLevel,
     tiles: Vec<Tile>,
+    /// Of more than [`FEW_TILES`] tiles.
+    refinements: Refinements,
 }
 
 impl fmt::Debug for QuantRows {
@@ -67,19 +73,73 @@ pub(super) struct Tile {
     stride: usize,
     /// Per group a record of [`ROW_WORDS`] × stride words.
     words: Vec<i32>,
-    /// Per group, which rows are refined there: bit m stands for row m.
-    refined: Vec<u8>,
-    /// What refines them, group by group and row by row: records of one row.
+    /// Groups of a row.
+    groups: usize,
+    /// What is refined: [`place`]s in ascending order, then [`NOWHERE`].
+    refined: Vec<u32>,
+    /// What refines it: a record of one row for every place.
     refinements: Vec<i32>,
 }
 
+/// Behind all places.
+const NOWHERE: u32 = u32::MAX;
+
+/// Group `g` of row `m`, as a number that [`Refined`] takes apart.
+fn place(g: usize, m: usize) -> u32 {
+    u32::try_from(g * TILE_ROWS + m).expect("fewer than 2^30 groups")
+}
+
+/// A walk over a tile's refinements: group by group, and in a group row by row.
+pub(super) struct Refined {
+    places: *const u32,
+    records: *const i32,
+}
+
+impl Refined {
+    #[inline(always)]
+    pub fn of(tile: &Tile) -> Self {
+        Self {
+            places: tile.refined.as_ptr(),
+            records: tile.refinements.as_ptr(),
+        }
+    }
+
+    /// The next refinement's group, a number that no group has behind the last one.
+    ///
+    /// # Safety
+    /// The tile lives.
+    #[inline(always)]
+    pub unsafe fn group(&self) -> usize {
+        // SAFETY: the walk ends at the last place, which belongs to no group.
+        unsafe { *self.places as usize / TILE_ROWS }
+    }
+
+    /// The next refinement's row and its record; goes on.
+    ///
+    /// # Safety
+    /// The tile lives, and [`Refined::group`] is a group.
+    #[inline(always)]
+    pub unsafe fn next(&mut self) -> (usize, *const i32) {
+        // SAFETY: there is a place, and a record for it.
+        unsafe {
+            let next = (*self.places as usize % TILE_ROWS, self.records);
+            self.places = self.places.add(1);
+            self.records = self.records.add(ROW_WORDS);
+            next
+        }
+    }
+}
+
 impl Tile {
-    /// The tile; panics unless it has a record for every group and a refinement for every bit of a mask.
-    fn whole(self) -> Self {
-        assert!(self.words.len() == self.groups() * ROW_WORDS * self.stride);
-        let refinements: u32 = self.refined.iter().map(|rows| rows.count_ones()).sum();
-        assert!(self.refinements.len() == refinements as usize * ROW_WORDS);
-        assert!(self.refined.iter().all(|rows| rows >> self.stride == 0));
+    /// The tile; panics unless it has a record for every group and for every place, and places of its own groups and rows only.
+    fn whole(mut self) -> Self {
+        assert!(self.words.len() == self.groups * ROW_WORDS * self.stride);
+        assert!(self.refinements.len() == self.refined.len() * ROW_WORDS);
+        let end = place(self.groups, 0);
+        assert!(self.refined.is_sorted() && self.refined.last().is_none_or(|last| *last < end));
+        let row = |place: &u32| *place as usize % TILE_ROWS;
+        assert!(self.refined.iter().all(|place| row(place) < self.stride));
+        self.refined.push(NOWHERE);
         self
     }
 
@@ -95,7 +155,7 @@ impl Tile {
 
     /// Groups of a row.
     pub fn groups(&self) -> usize {
-        self.refined.len()
+        self.groups
     }
 
     /// Per group a record of [`ROW_WORDS`] × stride words.
@@ -103,38 +163,38 @@ impl Tile {
         &self.words
     }
 
-    /// Per group, which rows are refined there: bit m stands for row m, and is set for rows within the stride only.
-    pub fn refined(&self) -> &[u8] {
-        &self.refined
-    }
-
-    /// A record of one row for every bit of [`Tile::refined`], group by group and row by row.
-    pub fn refinements(&self) -> &[i32] {
-        &self.refinements
+    /// What refines groups of a range: group, row, and a record of one row.
+    pub fn refinements(
+        &self,
+        groups: Range<usize>,
+    ) -> impl Iterator<Item = (usize, usize, &[i32])> {
+        let before = |g: usize| {
+            self.refined
+                .partition_point(|at| (*at as usize) < g * TILE_ROWS)
+        };
+        let range = before(groups.start)..before(groups.end);
+        let records = self.refinements[range.start * ROW_WORDS..range.end * ROW_WORDS]
+            .chunks_exact(ROW_WORDS);
+        let places = self.refined[range].iter().map(|at| *at as usize);
+        places
+            .zip(records)
+            .map(|(at, record)| (at / TILE_ROWS, at % TILE_ROWS, record))
     }
 
     /// Row `m` alone.
     pub fn row(&self, m: usize) -> Self {
-        let of_row = |record: &[i32]| -> Vec<i32> {
-            let words = record.iter().skip(m).step_by(self.stride);
-            words.copied().collect()
-        };
-        let mut refinements = self.refinements.chunks_exact(ROW_WORDS);
+        let words = self.words.iter().skip(m).step_by(self.stride);
         let mut row = Self {
             rows: 1,
             stride: 1,
-            words: of_row(&self.words),
-            refined: self.refined.iter().map(|rows| rows >> m & 1).collect(),
-            refinements: Vec::new(),
+            groups: self.groups,
+            words: words.copied().collect(),
+            ..Self::default()
         };
-        for rows in &self.refined {
-            for (bit, record) in (0..u8::BITS as usize)
-                .filter(|bit| rows >> bit & 1 == 1)
-                .zip(&mut refinements)
-            {
-                if bit == m {
-                    row.refinements.extend_from_slice(record);
-                }
+        for (g, of, record) in self.refinements(0..self.groups) {
+            if of == m {
+                row.refined.push(place(g, 0));
+                row.refinements.extend_from_slice(record);
             }
         }
         row.whole()
@@ -200,6 +260,11 @@ impl QuantRows {
         );
         &self.tiles
     }
+
+    /// What refines the rows of more than [`FEW_TILES`] tiles; nothing for fewer.
+    pub(super) fn refinements(&self) -> &Refinements {
+        &self.refinements
+    }
 }
 
 /// Rounds every row of `x` `[rows, cols]` to 8 bits. `cols` must be a multiple of [`GROUP`].
@@ -232,14 +297,21 @@ pub fn quantize_all(ctx: &Context, sets: &[Rows<'_>]) -> Vec<QuantRows> {
         }
     });
     let mut tiles = tiles.into_iter();
-    let of = |set: &Rows<'_>| QuantRows {
-        rows: set.count(),
-        cols,
-        level: ctx.level(),
-        tiles: tiles
-            .by_ref()
-            .take(set.count().div_ceil(TILE_ROWS))
-            .collect(),
+    let of = |set: &Rows<'_>| {
+        let count = set.count().div_ceil(TILE_ROWS);
+        let tiles: Vec<Tile> = tiles.by_ref().take(count).collect();
+        let refinements = if count > FEW_TILES {
+            Refinements::of(ctx, &tiles, cols / GROUP)
+        } else {
+            Refinements::default()
+        };
+        QuantRows {
+            rows: set.count(),
+            cols,
+            level: ctx.level(),
+            tiles,
+            refinements,
+        }
     };
     sets.iter().map(of).collect()
 }
@@ -260,21 +332,20 @@ fn round_tile(level: CpuLevel, x: &Rows<'_>, first_row: usize) -> Tile {
         rows,
         stride,
         words: vec![0; count * ROW_WORDS * stride],
-        refined: vec![0; count],
-        refinements: Vec::new(),
+        groups: count,
+        ..Tile::default()
     };
     let mut refinements = Vec::new();
     for (m, row) in rounded.iter().enumerate() {
         // SAFETY: the body needs the instruction set only, which the level stands for.
         unsafe { write_row(level, &mut tile.words, stride, m, &row.groups) }
-        for (g, group) in &row.refinements {
-            tile.refined[*g] |= 1 << m;
-            refinements.push((*g, m, group));
-        }
+        let of_row = row.refinements.iter();
+        refinements.extend(of_row.map(|(g, group)| (place(*g, m), group)));
     }
-    refinements.sort_unstable_by_key(|(g, m, _)| (*g, *m));
+    refinements.sort_unstable_by_key(|(place, _)| *place);
+    tile.refined = refinements.iter().map(|(place, _)| *place).collect();
     tile.refinements.resize(refinements.len() * ROW_WORDS, 0);
-    let refinements: Vec<Rounded> = refinements.iter().map(|(_, _, group)| **group).collect();
+    let refinements: Vec<Rounded> = refinements.iter().map(|(_, group)| **group).collect();
     // SAFETY: as above.
     unsafe { write_row(level, &mut tile.refinements, 1, 0, &refinements) }
     tile.whole()

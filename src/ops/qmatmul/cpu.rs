@@ -7,12 +7,12 @@
 
 use std::mem::MaybeUninit;
 
-use super::activations::{ROW_WORDS, TILE_ROWS, Tile};
-use super::dots::add_group;
-use super::groups::{
-    ExpandedGroup, Group, Header, HeldGroup, PackedGroup, expand_group, format_of,
-};
+use super::activations::{FEW_TILES, ROW_WORDS, TILE_ROWS, Tile};
+use super::dots::{add_group, close_block, open_block};
+use super::groups::{Expanded, Header, HeldGroup, PackedGroup, expand_group, format_of};
 use super::layout::{Format, MAX_EXPANDED_BYTES, PANEL_ROWS};
+use super::refine::{Refining, finish, refining};
+use super::refinements::Refinements;
 use crate::ops::aligned::Lined;
 use crate::ops::cpu_level::CpuLevel;
 use crate::ops::simd::{Simd, Vector, Wide, at_once, simd_kernel};
@@ -21,8 +21,6 @@ use crate::ops::simd::{Simd, Vector, Wide, at_once, simd_kernel};
 const PREFETCH_BYTES: usize = 8192;
 /// Sums of a tile: `[row of the tile][row of the panel]`.
 pub(super) type Sums = [[f32; PANEL_ROWS]; TILE_ROWS];
-/// Tiles for which the weights are unpacked group by group, in one pass.
-pub(super) const FEW_TILES: usize = 4;
 /// Groups that are unpacked before these tiles pass over them: they stay in the first-level cache, and sums in registers.
 const WINDOW_GROUPS: usize = 8;
 
@@ -98,23 +96,51 @@ impl Panel<'_> {
         unsafe { by_format!(self.format, call) }
     }
 
-    /// `P` expanded panels, one behind the other, times a tile of [`TILE_ROWS`] rows; not on the scalar level, and at most as many as
-    /// [`at_once`] says.
-    pub(super) fn expanded_times<const P: usize>(&self, level: CpuLevel, tile: &Tile) -> [Sums; P] {
+    /// `P` expanded panels, one behind the other, times a tile of [`TILE_ROWS`] rows, whose refinements times these panels are `refining`
+    /// (`[row][panel][row of the panel]`, see [`Panel::expanded_refining`]); not on the scalar level, and at most as many as [`at_once`] says.
+    pub(super) fn expanded_times<const P: usize>(
+        &self,
+        level: CpuLevel,
+        tile: &Tile,
+        refining: &[f32],
+    ) -> [Sums; P] {
         let mut y = [Sums::default(); P];
         let panels = self.start(
             P * self.groups * self.format.expanded_bytes(),
             std::slice::from_ref(tile),
         );
         assert!(tile.stride() == TILE_ROWS && P <= at_once(level));
+        let refining = refining.as_chunks::<PANEL_ROWS>().0.as_chunks::<P>().0;
+        assert!(refining.len() == TILE_ROWS);
         macro_rules! call {
             ($format:expr) => {
-                expanded::<{ $format as u8 }, P>(level, panels, self.groups, tile, &mut y)
+                expanded::<{ $format as u8 }, P>(level, panels, self.groups, tile, refining, &mut y)
             };
         }
         // SAFETY: the panels have `groups` records each and the tile as many groups, as `start` has checked.
         unsafe { by_format!(self.format, call) }
         y
+    }
+
+    /// `P` expanded panels times what refines rows: `[row][panel][row of the panel]`, for as many rows as `refinements` says.
+    pub(super) fn expanded_refining<const P: usize>(
+        &self,
+        level: CpuLevel,
+        refinements: &Refinements,
+        y: &mut [f32],
+    ) {
+        let panels = self.start(P * self.groups * self.format.expanded_bytes(), &[]);
+        assert!(refinements.groups() == self.groups && P <= at_once(level));
+        let y = y.as_chunks_mut::<PANEL_ROWS>().0.as_chunks_mut::<P>().0;
+        assert!(y.len() == refinements.rows());
+        y.fill([[0.0; PANEL_ROWS]; P]);
+        macro_rules! call {
+            ($format:expr) => {
+                refining::<{ $format as u8 }, P>(level, panels, refinements, y)
+            };
+        }
+        // SAFETY: the panels have `groups` records each, as `start` has checked.
+        unsafe { by_format!(self.format, call) }
     }
 
     /// Where the packed panel begins, and how many blocks it has.
@@ -166,7 +192,7 @@ simd_kernel! {
 
 simd_kernel! {
     /// `groups` records of each of `P` expanded panels times a tile of [`TILE_ROWS`] rows.
-    unsafe fn expanded<const F: u8, const P: usize>(panels: *const u8, groups: usize, tile: &Tile, y: &mut [Sums; P]) = expanded_body, no twin; products
+    unsafe fn expanded<const F: u8, const P: usize>(panels: *const u8, groups: usize, tile: &Tile, refining: &[[[f32; PANEL_ROWS]; P]], y: &mut [Sums; P]) = expanded_body, no twin; products
 }
 
 simd_kernel! {
@@ -197,18 +223,25 @@ unsafe fn packed_body<V: Simd, const F: u8, const M: usize>(
     unsafe {
         let mut sums = [[V::Wide::splat(0.0); M]];
         let mut at = panel;
-        let mut x = Rows::new(tile);
-        for _ in 0..blocks {
+        let (mut x, mut refining) = (tile.words().as_ptr(), Refining::of(tile));
+        for first in 0..blocks {
+            let first = first * format.groups_per_block();
             let header = Header::load::<F>(at);
             at = at.add(format.header_bytes());
-            for _ in 0..format.groups_per_block() {
+            let mut group = [PackedGroup::<V::Wide, F> { record: at, header }];
+            let mut block = open_block::<V::Wide, F, M, 1>(&sums);
+            for g in first..first + format.groups_per_block() {
                 prefetch_record::<V::Wide, F>(at.wrapping_add(PREFETCH_BYTES));
-                let group = PackedGroup::<V::Wide, F> { record: at, header };
-                x.next::<V::Wide, _, F, M, 1>(&[group], &mut sums);
+                group[0].record = at;
+                // Before the other rows: the compiler keeps their sums in registers then.
+                refining.add_group::<V::Wide, _, F>(g, &group);
+                add_group::<V::Wide, _, F, M, 1>(&group, x, &mut block);
                 at = at.add(format.record_bytes());
+                x = x.add(ROW_WORDS * M);
             }
+            close_block::<V::Wide, _, F, M, 1>(block, &group, &mut sums);
         }
-        store::<V::Wide, M>(&sums[0], y);
+        finish::<V::Wide, M>(&sums[0], &refining.sums, y);
     }
 }
 
@@ -229,8 +262,8 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
     tiles: &[Tile],
     y: &mut [Sums],
 ) {
-    let format = const { format_of(F) };
-    let window = const { WINDOW_GROUPS / format_of(F).groups_per_block() };
+    let per_block = const { format_of(F).groups_per_block() };
+    let window = WINDOW_GROUPS / per_block;
     // SAFETY: all offsets stay inside the panel and the tiles, whose sizes the caller has checked; the records of a window fit
     // `unpacked`, and are written before they are read.
     unsafe {
@@ -240,21 +273,31 @@ unsafe fn few_tiles_body<V: Simd, const F: u8>(
         let mut unpacked = MaybeUninit::<Lined<[u8; WINDOW_GROUPS * MAX_EXPANDED_BYTES]>>::uninit();
         let unpacked = unpacked.as_mut_ptr().cast::<u8>();
         let mut at = panel;
-        let mut walks: [Rows<'_>; FEW_TILES] =
-            std::array::from_fn(|t| Rows::new(&tiles[t.min(tiles.len() - 1)]));
+        let of = |t: usize| &tiles[t.min(tiles.len() - 1)];
+        let mut words: [_; FEW_TILES] = std::array::from_fn(|t| of(t).words().as_ptr());
+        let mut refining: [_; FEW_TILES] = std::array::from_fn(|t| Refining::of(of(t)));
         y.fill(Sums::default());
         for first in (0..blocks).step_by(window) {
             let count = window.min(blocks - first);
             at = expand_blocks::<V::Wide, F>(at, count, unpacked);
+            let expanded = Expanded::<F> {
+                panels: unpacked,
+                first: first * per_block,
+                groups: count * per_block,
+            };
             for t in 0..tiles.len() {
                 let mut chains = [load_sums::<V::Wide, TILE_ROWS>(&y[t])];
-                let groups = count * format.groups_per_block();
                 // The next window comes while the first tile passes over this one.
                 let next = (t == 0).then_some(at);
-                let x = &mut walks[t];
-                add_expanded::<V::Wide, F, 1>(unpacked, groups, next, x, &mut chains);
+                add_expanded::<V::Wide, F, 1>(&expanded, next, words[t], &mut chains);
+                words[t] = words[t].add(expanded.groups * ROW_WORDS * TILE_ROWS);
                 store::<V::Wide, TILE_ROWS>(&chains[0], &mut y[t]);
+                refining[t].add_expanded::<V::Wide, F>(&expanded);
             }
+        }
+        for t in 0..tiles.len() {
+            let chains = load_sums::<V::Wide, TILE_ROWS>(&y[t]);
+            finish::<V::Wide, TILE_ROWS>(&chains, &refining[t].sums, &mut y[t]);
         }
     }
 }
@@ -273,45 +316,62 @@ unsafe fn two_tiles<V: Wide, const F: u8>(
         // By name and not in a loop, so that sums stay in registers.
         let mut first = [[V::splat(0.0); TILE_ROWS]];
         let mut second = first;
-        let [mut x, mut other_x] = tiles.map(Rows::new);
+        let [mut x, mut other_x] = tiles.map(|tile| tile.words().as_ptr());
+        let [mut refining, mut other_refining] = tiles.map(Refining::of);
         let mut at = panel;
-        for _ in 0..blocks {
+        for block in 0..blocks {
+            let first_group = block * format.groups_per_block();
             let header = Header::load::<F>(at);
             at = at.add(format.header_bytes());
-            for _ in 0..format.groups_per_block() {
+            let mut group = [PackedGroup::<V, F> { record: at, header }];
+            let mut block = open_block::<V, F, TILE_ROWS, 1>(&first);
+            let mut other_block = open_block::<V, F, TILE_ROWS, 1>(&second);
+            for g in first_group..first_group + format.groups_per_block() {
                 prefetch_record::<V, F>(at.wrapping_add(PREFETCH_BYTES));
-                let group = [HeldGroup::new(&PackedGroup::<V, F> { record: at, header })];
-                x.next::<V, _, F, TILE_ROWS, 1>(&group, &mut first);
-                other_x.next::<V, _, F, TILE_ROWS, 1>(&group, &mut second);
+                group[0].record = at;
+                // Before the other rows, for the same reason.
+                refining.add_group::<V, _, F>(g, &group);
+                other_refining.add_group::<V, _, F>(g, &group);
+                let held = [HeldGroup::new(&group[0])];
+                add_group::<V, _, F, TILE_ROWS, 1>(&held, x, &mut block);
+                add_group::<V, _, F, TILE_ROWS, 1>(&held, other_x, &mut other_block);
                 at = at.add(format.record_bytes());
+                x = x.add(ROW_WORDS * TILE_ROWS);
+                other_x = other_x.add(ROW_WORDS * TILE_ROWS);
             }
+            close_block::<V, _, F, TILE_ROWS, 1>(block, &group, &mut first);
+            close_block::<V, _, F, TILE_ROWS, 1>(other_block, &group, &mut second);
         }
-        store::<V, TILE_ROWS>(&first[0], &mut y[0]);
-        store::<V, TILE_ROWS>(&second[0], &mut y[1]);
+        finish::<V, TILE_ROWS>(&first[0], &refining.sums, &mut y[0]);
+        finish::<V, TILE_ROWS>(&second[0], &other_refining.sums, &mut y[1]);
     }
 }
 
-/// Adds `groups` records of each of `P` expanded panels to the chains of a tile, while as many packed ones are fetched from `next` on.
+/// Adds expanded groups of `P` panels to the chains of a tile whose words for them begin at `x`, while as many packed ones are fetched from
+/// `next` on.
 #[inline(always)]
 unsafe fn add_expanded<V: Wide, const F: u8, const P: usize>(
-    panels: *const u8,
-    groups: usize,
+    expanded: &Expanded<F>,
     next: Option<*const u8>,
-    x: &mut Rows<'_>,
+    mut x: *const i32,
     sums: &mut [[V::F32; TILE_ROWS]; P],
 ) {
-    let bytes = const { format_of(F).expanded_bytes() };
+    let format = const { format_of(F) };
+    let per_block = format.groups_per_block();
     // SAFETY: the caller's duty.
     unsafe {
-        for g in 0..groups {
-            if let Some(next) = next {
-                let packed = const { format_of(F).record_bytes() };
-                prefetch_record::<V, F>(next.wrapping_add(g * packed));
+        for block in (0..expanded.groups).step_by(per_block) {
+            let mut chains = open_block::<V, F, TILE_ROWS, P>(sums);
+            for index in block..block + per_block {
+                if let Some(next) = next {
+                    prefetch_record::<V, F>(next.wrapping_add(index * format.record_bytes()));
+                }
+                let group = expanded.group::<P>(expanded.first + index);
+                add_group::<V, _, F, TILE_ROWS, P>(&group, x, &mut chains);
+                x = x.add(ROW_WORDS * TILE_ROWS);
             }
-            let group: [ExpandedGroup<F>; P] = std::array::from_fn(|p| ExpandedGroup {
-                record: panels.add((p * groups + g) * bytes),
-            });
-            x.next::<V, _, F, TILE_ROWS, P>(&group, sums);
+            let group = expanded.group::<P>(expanded.first + block);
+            close_block::<V, _, F, TILE_ROWS, P>(chains, &group, sums);
         }
     }
 }
@@ -321,6 +381,7 @@ unsafe fn expanded_body<V: Simd, const F: u8, const P: usize>(
     panels: *const u8,
     groups: usize,
     tile: &Tile,
+    refining: &[[[f32; PANEL_ROWS]; P]],
     y: &mut [Sums; P],
 ) {
     if P > V::Wide::AT_ONCE {
@@ -328,11 +389,19 @@ unsafe fn expanded_body<V: Simd, const F: u8, const P: usize>(
     }
     // SAFETY: all offsets stay inside the panels and the tile, whose sizes the caller has checked.
     unsafe {
+        let expanded = Expanded::<F> {
+            panels,
+            first: 0,
+            groups,
+        };
         let mut sums = [[V::Wide::splat(0.0); TILE_ROWS]; P];
-        let x = &mut Rows::new(tile);
-        add_expanded::<V::Wide, F, P>(panels, groups, None, x, &mut sums);
+        let x = tile.words().as_ptr();
+        add_expanded::<V::Wide, F, P>(&expanded, None, x, &mut sums);
         for p in 0..P {
-            store::<V::Wide, TILE_ROWS>(&sums[p], &mut y[p]);
+            for m in 0..TILE_ROWS {
+                let sum = V::Wide::add(sums[p][m], V::Wide::load(refining[m][p].as_ptr()));
+                V::Wide::store(y[p][m].as_mut_ptr(), sum);
+            }
         }
     }
 }
@@ -354,57 +423,6 @@ unsafe fn store<V: Wide, const M: usize>(sums: &[V::F32; M], y: &mut Sums) {
     for m in 0..M {
         // SAFETY: sixteen floats.
         unsafe { V::store(y[m].as_mut_ptr(), sums[m]) };
-    }
-}
-
-/// Where the walk through a tile's records stands.
-struct Rows<'a> {
-    refined: std::slice::Iter<'a, u8>,
-    words: *const i32,
-    refinements: *const i32,
-}
-
-impl<'a> Rows<'a> {
-    #[inline(always)]
-    fn new(tile: &'a Tile) -> Self {
-        Self {
-            refined: tile.refined().iter(),
-            words: tile.words().as_ptr(),
-            refinements: tile.refinements().as_ptr(),
-        }
-    }
-
-    /// Adds the next group of `M` rows, then what refines it in some of them.
-    #[inline(always)]
-    unsafe fn next<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize>(
-        &mut self,
-        group: &[G; P],
-        sums: &mut [[V::F32; M]; P],
-    ) {
-        // SAFETY: a tile has a record for every group, and a refinement for every bit of its mask.
-        unsafe {
-            add_group::<V, G, F, M, P>(group, self.words, sums);
-            self.words = self.words.add(ROW_WORDS * M);
-            let mut rows = *self.refined.next().unwrap_unchecked();
-            for m in 0..M {
-                if rows == 0 {
-                    break;
-                }
-                // A row by its number, so that the sums need no addresses and stay in registers.
-                if rows & 1 != 0 {
-                    let mut one = [[sums[0][m]]; P];
-                    for p in 1..P {
-                        one[p] = [sums[p][m]];
-                    }
-                    add_group::<V, G, F, 1, P>(group, self.refinements, &mut one);
-                    for p in 0..P {
-                        [sums[p][m]] = one[p];
-                    }
-                    self.refinements = self.refinements.add(ROW_WORDS);
-                }
-                rows >>= 1;
-            }
-        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! One group of one or two panels times a few rows: integer sums, and how they join the rows' chains of floats.
+//! One group of one or two panels times a few rows: integer sums, and how they join the rows' chains of floats, in blocks where those
+//! have a scale of their own.
 #![allow(unsafe_code)]
 #![allow(
     clippy::needless_range_loop,
@@ -12,8 +13,9 @@ use super::matrices::dots_of_matrices;
 use crate::ops::simd::Wide;
 
 /// How many chunks fit into an accumulator before it must be widened (see `Simd::acc_add`).
-const fn chunks_per_acc(format: Format) -> usize {
+const fn chunks_per_acc(format: Format, wide: bool) -> usize {
     match format.codes() {
+        Codes::NibblesBits if wide => 8,
         Codes::Nibbles => match format.scheme() {
             Scheme::KScale16 { .. } | Scheme::KScaleMin16 => 4,
             _ => 8,
@@ -31,7 +33,58 @@ const fn chunks_per_acc(format: Format) -> usize {
     }
 }
 
-/// Adds one group of `P` panels to the chains of `M` rows.
+/// Whether the groups of a block are added up before the block's scale multiplies them.
+pub(super) const fn scaled_by_block(format: Format) -> bool {
+    matches!(format.scheme(), Scheme::KScale16 { .. })
+}
+
+/// Whether 16 products with codes, recentred where they are, fit 16 bits.
+const fn halves_are_small(format: Format) -> bool {
+    matches!(format.codes(), Codes::Pairs | Codes::PairsBits)
+}
+
+/// What the groups of a block are added to ([`add_group`]), where the chains of `M` rows stand at `sums`.
+#[inline(always)]
+pub(super) unsafe fn open_block<V: Wide, const F: u8, const M: usize, const P: usize>(
+    sums: &[[V::F32; M]; P],
+) -> [[V::F32; M]; P] {
+    if const { scaled_by_block(format_of(F)) } {
+        // SAFETY: no memory is touched.
+        unsafe { [[V::splat(0.0); M]; P] }
+    } else {
+        *sums
+    }
+}
+
+/// Makes a block part of the chains. `last` is one of its groups.
+#[inline(always)]
+pub(super) unsafe fn close_block<
+    V: Wide,
+    G: Group<V>,
+    const F: u8,
+    const M: usize,
+    const P: usize,
+>(
+    block: [[V::F32; M]; P],
+    last: &[G; P],
+    sums: &mut [[V::F32; M]; P],
+) {
+    if const { !scaled_by_block(format_of(F)) } {
+        *sums = block;
+        return;
+    }
+    for p in 0..P {
+        // SAFETY: the groups are the caller's duty.
+        unsafe {
+            let scale = last[p].factors().scale;
+            for m in 0..M {
+                sums[p][m] = V::fma(scale, block[p][m], sums[p][m]);
+            }
+        }
+    }
+}
+
+/// Adds one group of `P` panels to the block ([`open_block`]) of `M` rows.
 #[inline(always)]
 pub(super) unsafe fn add_group<
     V: Wide,
@@ -42,7 +95,7 @@ pub(super) unsafe fn add_group<
 >(
     group: &[G; P],
     x: *const i32,
-    sums: &mut [[V::F32; M]; P],
+    block: &mut [[V::F32; M]; P],
 ) {
     // SAFETY: `x` has the words of `M` rows; the groups are the caller's duty.
     unsafe {
@@ -57,17 +110,22 @@ pub(super) unsafe fn add_group<
         for m in 0..M {
             let scale = splat(word::SCALE, m);
             for p in 0..P {
-                let (f, sum) = (&factors[p], &mut sums[p][m]);
-                *sum = V::fma(V::mul(f.scale, scale), V::to_f32(dots[p][m]), *sum);
+                let (f, sum) = (&factors[p], &mut block[p][m]);
+                let dot = V::to_f32(dots[p][m]);
                 match const { format_of(F).scheme() } {
-                    Scheme::Scale { .. } | Scheme::Exponent { .. } | Scheme::KScale16 { .. } => {}
+                    Scheme::Scale { .. } | Scheme::Exponent { .. } => {
+                        *sum = V::fma(V::mul(f.scale, scale), dot, *sum);
+                    }
+                    Scheme::KScale16 { .. } => *sum = V::fma(scale, dot, *sum),
                     Scheme::ScaleMin | Scheme::KScaleMin => {
+                        *sum = V::fma(V::mul(f.scale, scale), dot, *sum);
                         *sum = V::fma(f.min, splat(word::SCALED_SUM, m), *sum);
                     }
                     Scheme::KScaleMin16 => {
                         let halves = V::splat_i32(x.add(word::HALF_SUMS * M + m).read());
                         let min = V::to_f32(V::madd_i16(f.mins, halves));
-                        *sum = V::fma(V::mul(f.min, scale), min, *sum);
+                        let both = V::fma(f.scale, dot, V::mul(f.min, min));
+                        *sum = V::fma(scale, both, *sum);
                     }
                 }
             }
@@ -83,7 +141,7 @@ unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize
     x: *const i32,
 ) -> [[V::I32; M]; P] {
     let format = const { format_of(F) };
-    let step = const { chunks_per_acc(format_of(F)) };
+    let step = const { chunks_per_acc(format_of(F), V::WIDE_SUMS) };
     // SAFETY: the words of chunk c lie at `c M`.
     unsafe {
         let mut totals = [[V::splat_i32(0); M]; P];
@@ -103,10 +161,6 @@ unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize
         if matches!(format.codes(), Codes::Bytes | Codes::Table) {
             return signed_dots(group, x);
         }
-        let by_half = matches!(
-            format.scheme(),
-            Scheme::KScale16 { .. } | Scheme::KScaleMin16
-        );
         for part in 0..CHUNKS / step {
             let mut starts = [V::acc_zero(); M];
             for m in 0..M {
@@ -120,21 +174,38 @@ unsafe fn dots<V: Wide, G: Group<V>, const F: u8, const M: usize, const P: usize
             }
             for p in 0..P {
                 for m in 0..M {
-                    let sum = if by_half {
-                        let half = part * step / (CHUNKS / 2);
-                        V::acc_widen_scaled(accs[p][m], factors[p].halves[half])
-                    } else {
-                        V::acc_widen(accs[p][m])
-                    };
-                    totals[p][m] = if part == 0 {
-                        sum
-                    } else {
-                        V::add_i32(totals[p][m], sum)
-                    };
+                    let (total, acc) = (totals[p][m], accs[p][m]);
+                    totals[p][m] = join_part::<V, F>(part, total, acc, &factors[p]);
                 }
             }
         }
         totals
+    }
+}
+
+/// The sums of a group up to part `part`: what [`dots`] has of the parts before it, and an accumulator's sums.
+#[inline(always)]
+unsafe fn join_part<V: Wide, const F: u8>(
+    part: usize,
+    total: V::I32,
+    acc: V::Acc,
+    factors: &Factors<V>,
+) -> V::I32 {
+    let format = const { format_of(F) };
+    let by_half = matches!(
+        format.scheme(),
+        Scheme::KScale16 { .. } | Scheme::KScaleMin16
+    );
+    // SAFETY: no memory is touched.
+    unsafe {
+        match (by_half, part, const { halves_are_small(format_of(F)) }) {
+            (false, 0, _) => V::acc_widen(acc),
+            (false, _, _) => V::add_i32(total, V::acc_widen(acc)),
+            (true, 0, false) => V::first_half::<false>(acc, factors.halves),
+            (true, 0, true) => V::first_half::<true>(acc, factors.halves),
+            (true, _, false) => V::both_halves::<false>(total, acc, factors.halves),
+            (true, _, true) => V::both_halves::<true>(total, acc, factors.halves),
+        }
     }
 }
 

@@ -143,7 +143,8 @@ impl<V: Wide, const F: u8> Group<V> for PackedGroup<V, F> {
     }
 }
 
-/// A packed record whose chunks and factors stay in registers, for several tiles.
+/// A record whose chunks and factors stay in registers, for several tiles or rows.
+#[derive(Clone, Copy)]
 pub(super) struct HeldGroup<V: Wide> {
     chunks: [V::Bytes; CHUNKS],
     factors: Factors<V>,
@@ -151,7 +152,7 @@ pub(super) struct HeldGroup<V: Wide> {
 
 impl<V: Wide> HeldGroup<V> {
     #[inline(always)]
-    pub(super) unsafe fn new<const F: u8>(group: &PackedGroup<V, F>) -> Self {
+    pub(super) unsafe fn new(group: &impl Group<V>) -> Self {
         // SAFETY: the caller's duty.
         unsafe {
             let mut chunks = [group.chunk(0); CHUNKS];
@@ -240,6 +241,25 @@ impl<V: Wide, const F: u8> Group<V> for ExpandedGroup<F> {
                 mins: int(4),
             }
         }
+    }
+}
+
+/// Whole blocks of expanded panels, one panel behind the other: `groups` groups of each, from `first` on.
+pub(super) struct Expanded<const F: u8> {
+    pub(super) panels: *const u8,
+    pub(super) first: usize,
+    pub(super) groups: usize,
+}
+
+impl<const F: u8> Expanded<F> {
+    /// Group `g` of each of `P` panels.
+    #[inline(always)]
+    pub(super) unsafe fn group<const P: usize>(&self, g: usize) -> [ExpandedGroup<F>; P] {
+        let bytes = const { format_of(F).expanded_bytes() };
+        std::array::from_fn(|p| ExpandedGroup {
+            // SAFETY: the caller's duty.
+            record: unsafe { self.panels.add((p * self.groups + g - self.first) * bytes) },
+        })
     }
 }
 

@@ -20,6 +20,8 @@ mod matrices;
 #[cfg(test)]
 mod oracle;
 mod pack;
+mod refine;
+mod refinements;
 mod tiles;
 
 use std::fmt;
@@ -279,7 +281,7 @@ pub fn qmatmul_all(ctx: &Context, products: &[Product<'_>], results: &mut [Tenso
         assert_eq!(x.cols(), w.cols(), "{x:?} times {w:?}");
         assert_eq!(results[product.result].cols(), w.rows(), "{product:?}");
         let by_size = TASK_BYTES / w.panel_bytes().max(1);
-        let multiple = if x.tiles(ctx.level()).len() > cpu::FEW_TILES {
+        let multiple = if x.tiles(ctx.level()).len() > activations::FEW_TILES {
             TASK_PANELS
         } else {
             1

@@ -3,7 +3,7 @@
 use half::f16;
 
 use super::GROUP;
-use super::activations::{RoundedRow, round_row};
+use super::activations::{Rounded, RoundedRow, round_row};
 use crate::ops::CpuLevel;
 use crate::ops::matmul::RawMatrix;
 use crate::quant::Encoding;
@@ -19,18 +19,24 @@ pub(super) fn qmatmul(x: &[f32], m: usize, raw: &RawMatrix) -> Vec<f32> {
     y
 }
 
-/// One output: ascending groups, each followed by its refinement, one chain of fused multiply-adds.
+/// One output: a chain of fused multiply-adds over ascending groups, and one over ascending refinements, added up. The groups of a block of
+/// Q6_K and Q3_K are a chain of their own, which the block's scale multiplies; each refinement is a block by itself.
 fn chain(encoding: Encoding, row: &[u8], rounded: &RoundedRow) -> f32 {
-    let mut y = 0.0_f32;
+    let groups: Vec<(usize, &Rounded)> = rounded.groups.iter().enumerate().collect();
+    let blocks = groups.chunks(encoding.block_len() / GROUP);
+    let y = blocks.fold(0.0, |y, block| add_block(encoding, row, block, y));
+    let refinements = rounded.refinements.iter().map(|(g, group)| (*g, group));
+    y + refinements.fold(0.0, |y, one| add_block(encoding, row, &[one], y))
+}
+
+/// `y` and groups of one block.
+fn add_block(encoding: Encoding, row: &[u8], groups: &[(usize, &Rounded)], mut y: f32) -> f32 {
     let per_block = encoding.block_len() / GROUP;
-    let steps = rounded.groups.iter().enumerate().flat_map(|(g, group)| {
-        let refinement = rounded.refinements.iter().find(|(of, _)| *of == g);
-        std::iter::once((g, group)).chain(refinement.map(|(g, r)| (*g, r)))
-    });
-    for (index, x) in steps {
-        let b = &row[index / per_block * encoding.block_bytes()..][..encoding.block_bytes()];
+    let mut inner = 0.0_f32;
+    let b = &row[groups[0].0 / per_block * encoding.block_bytes()..][..encoding.block_bytes()];
+    let half = |at: usize| f16::from_le_bytes([b[at], b[at + 1]]).to_f32();
+    for (index, x) in groups {
         let g = index % per_block;
-        let half = |at: usize| f16::from_le_bytes([b[at], b[at + 1]]).to_f32();
         let q: [i32; GROUP] = std::array::from_fn(|i| code(encoding, b, g * GROUP + i));
         let dot = |from: usize| {
             (from..from + 16)
@@ -61,23 +67,24 @@ fn chain(encoding: Encoding, row: &[u8], rounded: &RoundedRow) -> f32 {
                         .map(i32::from)
                         .to_vec(),
                 };
-                let at = if encoding == Encoding::Q6K {
-                    block::q6_k::D
-                } else {
-                    block::q3_k::D
-                };
-                add(half(at), s[2 * g] * dots[0] + s[2 * g + 1] * dots[1]);
+                let integer = s[2 * g] * dots[0] + s[2 * g + 1] * dots[1];
+                inner = x.scale.mul_add(integer as f32, inner);
             }
             Encoding::Q2K => {
                 let (low, high) = (b[2 * g], b[2 * g + 1]);
                 let mix = |a: u8, b: u8, v: [i32; 2]| i32::from(a) * v[0] + i32::from(b) * v[1];
-                add(half(80), mix(low & 15, high & 15, dots));
-                add(-half(82), mix(low >> 4, high >> 4, sums));
+                let min = -half(82) * mix(low >> 4, high >> 4, sums) as f32;
+                let both = half(80).mul_add(mix(low & 15, high & 15, dots) as f32, min);
+                y = x.scale.mul_add(both, y);
             }
             other => panic!("{other:?}"),
         }
     }
-    y
+    match encoding {
+        Encoding::Q6K => half(block::q6_k::D).mul_add(inner, y),
+        Encoding::Q3K => half(block::q3_k::D).mul_add(inner, y),
+        _ => y,
+    }
 }
 
 /// Element `e` of a block as the integer that its scale multiplies (recentred where the format is).

@@ -54,6 +54,10 @@ impl Vector for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn add(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn sub(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_sub_ps(a, b) }
     }
@@ -109,10 +113,6 @@ impl Simd for Avx2 {
             );
             _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(x));
         }
-    }
-    #[inline(always)]
-    unsafe fn add(a: __m256, b: __m256) -> __m256 {
-        unsafe { _mm256_add_ps(a, b) }
     }
     #[inline(always)]
     unsafe fn div(a: __m256, b: __m256) -> __m256 {

@@ -70,6 +70,7 @@ pub trait Vector: Copy + 'static {
     unsafe fn load_f16(p: *const u8) -> Self::F32;
     /// Bfloat16.
     unsafe fn load_bf16(p: *const u8) -> Self::F32;
+    unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
     unsafe fn sub(a: Self::F32, b: Self::F32) -> Self::F32;
     unsafe fn mul(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a * b + c`, rounded once.
@@ -107,7 +108,6 @@ pub trait Simd: Vector {
 
     /// To half precision, ties to even, finite values saturate at ±65504.
     unsafe fn store_f16(p: *mut u16, x: Self::F32);
-    unsafe fn add(a: Self::F32, b: Self::F32) -> Self::F32;
     unsafe fn div(a: Self::F32, b: Self::F32) -> Self::F32;
     /// `a > b ? a : b` (so `b` when either is NaN).
     unsafe fn max(a: Self::F32, b: Self::F32) -> Self::F32;

@@ -29,6 +29,7 @@ impl<const DOT: bool> Vector for Neon<DOT> {
     const WIDTH: usize = LANES;
 
     in_both! {
+        fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vaddq_f32;
         fn sub(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vsubq_f32;
         fn mul(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vmulq_f32;
         fn fma(a: float32x4x2_t, b: float32x4x2_t, c: float32x4x2_t) -> float32x4x2_t = fma;
@@ -94,7 +95,6 @@ impl<const DOT: bool> Simd for Neon<DOT> {
     type Acc = int32x4x2_t;
 
     in_both! {
-        fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vaddq_f32;
         fn div(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = vdivq_f32;
         fn max(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = greater;
         fn min(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t = lesser;

@@ -40,6 +40,7 @@ impl Vector for NeonI8mm {
         fn store(p: *mut f32, x: float32x4x2_t);
         fn load_f16(p: *const u8) -> float32x4x2_t;
         fn load_bf16(p: *const u8) -> float32x4x2_t;
+        fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn sub(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn mul(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn fma(a: float32x4x2_t, b: float32x4x2_t, c: float32x4x2_t) -> float32x4x2_t;
@@ -61,7 +62,6 @@ impl Simd for NeonI8mm {
 
     as_dot! {
         fn store_f16(p: *mut u16, x: float32x4x2_t);
-        fn add(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn div(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn max(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;
         fn min(a: float32x4x2_t, b: float32x4x2_t) -> float32x4x2_t;

@@ -83,6 +83,10 @@ impl Vector for Scalar {
         })
     }
     #[inline]
+    unsafe fn add(a: F, b: F) -> F {
+        pairs(a, b, |a, b| a + b)
+    }
+    #[inline]
     unsafe fn sub(a: F, b: F) -> F {
         pairs(a, b, |a, b| a - b)
     }
@@ -129,10 +133,6 @@ impl Simd for Scalar {
         let bits = lanes(x, |x| f16::from_f32(clamp_f16(x)).to_bits());
         // SAFETY: the trait's contract.
         unsafe { p.cast::<[u16; 8]>().write_unaligned(bits) }
-    }
-    #[inline]
-    unsafe fn add(a: F, b: F) -> F {
-        pairs(a, b, |a, b| a + b)
     }
     #[inline]
     unsafe fn div(a: F, b: F) -> F {

@@ -67,6 +67,7 @@ impl<const AVX512: bool> Vector for Vnni<AVX512> {
         fn store(p: *mut f32, x: __m256);
         fn load_f16(p: *const u8) -> __m256;
         fn load_bf16(p: *const u8) -> __m256;
+        fn add(a: __m256, b: __m256) -> __m256;
         fn sub(a: __m256, b: __m256) -> __m256;
         fn mul(a: __m256, b: __m256) -> __m256;
         fn fma(a: __m256, b: __m256, c: __m256) -> __m256;
@@ -91,7 +92,6 @@ where
 
     as_avx2! {
         fn store_f16(p: *mut u16, x: __m256);
-        fn add(a: __m256, b: __m256) -> __m256;
         fn div(a: __m256, b: __m256) -> __m256;
         fn max(a: __m256, b: __m256) -> __m256;
         fn min(a: __m256, b: __m256) -> __m256;

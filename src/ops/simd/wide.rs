@@ -19,6 +19,8 @@ pub trait Wide: Vector {
     /// Panels of packed weights or rows of float ones that prompts' kernels multiply at once, and tiles of activations in small batches:
     /// there are registers for so many sums.
     const AT_ONCE: usize;
+    /// Whether [`Wide::Acc`] has 32 bits per sum, so that nothing needs to be widened on the way.
+    const WIDE_SUMS: bool = false;
     /// [`Simd::MATRICES`]; levels without them need not have the methods for them.
     const MATRICES: bool;
 
@@ -52,6 +54,24 @@ pub trait Wide: Vector {
     );
     unsafe fn acc_widen(acc: Self::Acc) -> Self::I32;
     unsafe fn acc_widen_scaled(acc: Self::Acc, factor: Self::I32) -> Self::I32;
+    /// For [`Wide::both_halves`]: what is known of a group when the sums of its first half are.
+    ///
+    /// `factors` are the integer factors of both halves (in both halves of a lane); the sums fit 16 bits when `SMALL`.
+    #[inline(always)]
+    unsafe fn first_half<const SMALL: bool>(acc: Self::Acc, factors: [Self::I32; 2]) -> Self::I32 {
+        // SAFETY: no memory is touched.
+        unsafe { Self::acc_widen_scaled(acc, factors[0]) }
+    }
+    /// The sums of both halves of a group, each times its factor, added up.
+    #[inline(always)]
+    unsafe fn both_halves<const SMALL: bool>(
+        first: Self::I32,
+        acc: Self::Acc,
+        factors: [Self::I32; 2],
+    ) -> Self::I32 {
+        // SAFETY: no memory is touched.
+        unsafe { Self::add_i32(first, Self::acc_widen_scaled(acc, factors[1])) }
+    }
 
     unsafe fn signed(weights: Self::Bytes) -> Self::Bytes;
     unsafe fn signed_start(p: *const i32) -> Self::I32;
@@ -128,6 +148,7 @@ impl<V: Simd> Vector for Two<V> {
         unsafe { [V::splat_u8(x); 2] }
     }
     twice! {
+        fn add(a: F32, b: F32) -> F32;
         fn sub(a: F32, b: F32) -> F32;
         fn mul(a: F32, b: F32) -> F32;
         fn fma(a: F32, b: F32, c: F32) -> F32;

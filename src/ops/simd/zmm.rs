@@ -40,6 +40,10 @@ impl Vector for Zmm {
         }
     }
     #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn sub(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_sub_ps(a, b) }
     }
@@ -97,6 +101,7 @@ impl Wide for Zmm {
     type Acc = __m512i;
 
     const AT_ONCE: usize = 2;
+    const WIDE_SUMS: bool = true;
     const MATRICES: bool = false;
 
     #[inline(always)]
@@ -195,6 +200,29 @@ impl Wide for Zmm {
     #[inline(always)]
     unsafe fn acc_widen_scaled(acc: __m512i, factor: __m512i) -> __m512i {
         unsafe { Self::scale_i32(acc, factor) }
+    }
+    #[inline(always)]
+    unsafe fn first_half<const SMALL: bool>(acc: __m512i, factors: [__m512i; 2]) -> __m512i {
+        if SMALL {
+            return acc;
+        }
+        unsafe { Self::acc_widen_scaled(acc, factors[0]) }
+    }
+    #[inline(always)]
+    unsafe fn both_halves<const SMALL: bool>(
+        first: __m512i,
+        acc: __m512i,
+        factors: [__m512i; 2],
+    ) -> __m512i {
+        unsafe {
+            if SMALL {
+                // One multiplication for both: sums and factors side by side in 16 bits.
+                let both = |low, high| _mm512_mask_mov_epi16(low, 0xaaaa_aaaa, high);
+                let sums = both(first, _mm512_slli_epi32::<16>(acc));
+                return _mm512_madd_epi16(sums, both(factors[0], factors[1]));
+            }
+            Self::add_i32(first, Self::acc_widen_scaled(acc, factors[1]))
+        }
     }
 
     #[inline(always)]

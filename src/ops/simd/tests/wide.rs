@@ -53,6 +53,7 @@ unsafe fn floats<W: Wide>([one, other]: &[Case; 2], results: &mut Results) {
         let (a, b, c) = (float(0), float(1), float(2));
         results.sixteen::<W>("load", a);
         results.sixteen::<W>("splat", W::splat(one.floats[0][3]));
+        results.sixteen::<W>("add", W::add(a, b));
         results.sixteen::<W>("sub", W::sub(a, b));
         results.sixteen::<W>("mul", W::mul(a, b));
         results.sixteen::<W>("fma", W::fma(a, b, c));
@@ -153,6 +154,10 @@ unsafe fn products<V: Simd>([one, other]: &[Case; 2], results: &mut Results) {
                 results.whole("acc_widen_scaled", V::Wide::acc_widen_scaled(acc, factors));
             }
         }
+        let swapped: [i32; SUM_LANES] = both(other.factors, one.factors);
+        let factors = [factors, V::Wide::load_i32(swapped.as_ptr())];
+        halves::<V::Wide, false>(weights, 64, &one.activations, factors, results);
+        halves::<V::Wide, true>(weights, 8, &one.activations, factors, results);
         let weights: [u8; 64] = both(one.bytes[0], other.bytes[0]);
         let weights = V::Wide::signed(V::Wide::load_bytes(weights.as_ptr()));
         let fours: [[[i8; 4]; 3]; 2] = std::array::from_fn(|c| {
@@ -169,6 +174,30 @@ unsafe fn products<V: Simd>([one, other]: &[Case; 2], results: &mut Results) {
         for sum in sums {
             results.whole("signed_start, dot_rows", sum);
         }
+    }
+}
+
+/// Both halves of a group: two products each of weights below `limit` with different activations.
+#[inline(always)]
+unsafe fn halves<W: Wide, const SMALL: bool>(
+    weights: [u8; 64],
+    limit: u8,
+    activations: &[[i8; 32]; 8],
+    factors: [W::I32; 2],
+    results: &mut Results,
+) {
+    // SAFETY: as for `wide_methods_body`; two additions are within every limit.
+    unsafe {
+        let weights = W::and(W::load_bytes(weights.as_ptr()), W::splat_u8(limit - 1));
+        let mut accs = [[W::acc_zero(); 1]; 2];
+        for (acc, activations) in accs.iter_mut().zip(activations.chunks_exact(2)) {
+            for activations in activations {
+                W::acc_add_rows(acc, weights, activations.as_ptr().cast());
+            }
+        }
+        let first = W::first_half::<SMALL>(accs[0][0], factors);
+        let sums = W::both_halves::<SMALL>(first, accs[1][0], factors);
+        results.whole("first_half, both_halves", sums);
     }
 }
 
