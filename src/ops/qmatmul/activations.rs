@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::refinements::Refinements;
@@ -90,34 +91,34 @@ fn place(g: usize, m: usize) -> u32 {
 }
 
 /// A walk over a tile's refinements: group by group, and in a group row by row.
-pub(super) struct Refined {
+pub(super) struct Refined<'a> {
     places: *const u32,
     records: *const i32,
+    tile: PhantomData<&'a Tile>,
 }
 
-impl Refined {
+impl<'a> Refined<'a> {
+    /// The walk's beginning. Tiles are whole: there is a place behind the last one.
     #[inline(always)]
-    pub fn of(tile: &Tile) -> Self {
+    pub fn of(tile: &'a Tile) -> Self {
         Self {
             places: tile.refined.as_ptr(),
             records: tile.refinements.as_ptr(),
+            tile: PhantomData,
         }
     }
 
     /// The next refinement's group, a number that no group has behind the last one.
-    ///
-    /// # Safety
-    /// The tile lives.
     #[inline(always)]
-    pub unsafe fn group(&self) -> usize {
-        // SAFETY: the walk ends at the last place, which belongs to no group.
+    pub fn group(&self) -> usize {
+        // SAFETY: the walk does not go on behind the last place, which belongs to no group.
         unsafe { *self.places as usize / TILE_ROWS }
     }
 
     /// The next refinement's row and its record; goes on.
     ///
     /// # Safety
-    /// The tile lives, and [`Refined::group`] is a group.
+    /// [`Refined::group`] is a group.
     #[inline(always)]
     pub unsafe fn next(&mut self) -> (usize, *const i32) {
         // SAFETY: there is a place, and a record for it.

@@ -15,15 +15,15 @@ use super::refinements::Refinements;
 use crate::ops::simd::{Simd, Wide, simd_kernel};
 
 /// The chains of what refines a tile's groups. In memory: it is needed seldom, and registers are for the other chains.
-pub(super) struct Refining {
-    refined: Refined,
+pub(super) struct Refining<'a> {
+    refined: Refined<'a>,
     /// `[row of the tile][row of the panel]`.
     pub(super) sums: Sums,
 }
 
-impl Refining {
+impl<'a> Refining<'a> {
     #[inline(always)]
-    pub(super) fn of(tile: &Tile) -> Self {
+    pub(super) fn of(tile: &'a Tile) -> Self {
         Self {
             refined: Refined::of(tile),
             sums: Sums::default(),
